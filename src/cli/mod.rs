@@ -1,0 +1,9 @@
+//! Floor 4: a person's side.
+
+pub mod args;
+pub mod check;
+pub mod plan;
+pub mod progress;
+pub mod remote;
+pub mod report;
+pub mod status;

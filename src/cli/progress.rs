@@ -1,0 +1,1 @@
+//! Progress of a job on a terminal, as plain lines, as JSON.

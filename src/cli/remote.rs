@@ -1,0 +1,1 @@
+//! Commands carried out by the running supervisor.

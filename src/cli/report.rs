@@ -1,0 +1,1 @@
+//! The only printer of errors and problems.

@@ -1,0 +1,1 @@
+//! All shards, and the one job that may run over them.

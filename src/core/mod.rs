@@ -1,0 +1,6 @@
+//! Floor 1: decisions, pure. No files, clock, tokio or system calls here.
+
+pub mod fleet;
+pub mod health;
+pub mod plan;
+pub mod shard;

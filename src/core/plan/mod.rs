@@ -1,0 +1,1 @@
+//! From pools, settings and host to shards and placements.

@@ -1,0 +1,1 @@
+//! FastCGI client: status, ping, warm-up, over the private status socket.

@@ -1,0 +1,1 @@
+//! php-fpm on this host: build, pool files, configuration tests, fingerprints.

@@ -1,0 +1,1 @@
+//! NGINX on this host: its configuration, the include as a transaction, verified reloads.

@@ -1,0 +1,1 @@
+//! The service manager: readiness, reloading, watchdog, status text.

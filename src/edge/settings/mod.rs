@@ -1,0 +1,1 @@
+//! The settings file: as written, checked, resolved.

@@ -1,0 +1,2 @@
+//! The `polyfpm` binary.
+fn main() {}

@@ -1,0 +1,55 @@
+//! What was found on this host: the php-fpm build, CPUs, NGINX.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::cpus::CpuSet;
+use super::endpoint::Endpoint;
+use super::ids::PoolName;
+use super::listen::Access;
+
+/// A dotted version, compared number by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Version(pub u32, pub u32, pub u32);
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}.{}", self.0, self.1, self.2)
+    }
+}
+
+/// What a php-fpm binary can do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FpmBuild {
+    /// Its version.
+    pub version: Version,
+    /// Whether it tells readiness and a heartbeat to `NOTIFY_SOCKET` (P30).
+    pub systemd: bool,
+    /// Whether it knows `pm.status_listen` (8.0 and later, P31).
+    pub status_listen: bool,
+    /// The first constants a value may name and what they mean in this build, as its dump shows them (`E_ALL`).
+    pub constants: BTreeMap<String, String>,
+}
+
+/// A pool's `listen` and what goes with it, resolved on this host.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ResolvedListen {
+    /// Where clients connect: links resolved, numeric.
+    pub endpoint: Endpoint,
+    /// Who may connect, as numbers.
+    pub access: Access,
+    /// The mount through which the socket file itself is seen inside a container, where it is: a rename would be lost there.
+    pub mounted_as: Option<String>,
+}
+
+/// What a plan needs to know of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Host {
+    /// The CPUs the supervisor may use.
+    pub cpus: CpuSet,
+    /// `net.core.somaxconn`.
+    pub somaxconn: u32,
+    /// Each readable pool's listen.
+    pub listens: BTreeMap<PoolName, ResolvedListen>,
+}

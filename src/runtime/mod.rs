@@ -1,0 +1,1 @@
+//! Floor 3: one loop in which decisions meet effects.

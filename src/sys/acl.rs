@@ -1,0 +1,1 @@
+//! POSIX access control lists of socket files.

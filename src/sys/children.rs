@@ -1,0 +1,1 @@
+//! One owner of every child process: spawning, reaping, running with a time-out.

@@ -1,0 +1,1 @@
+//! Directories in which others may write: opening them without following their links.

@@ -1,0 +1,1 @@
+//! Listening sockets: binding, access, publishing, examining what stands at a path.

@@ -1,0 +1,1 @@
+//! One supervisor per instance.

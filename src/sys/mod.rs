@@ -1,0 +1,15 @@
+//! Floor 1: system calls. All unsafe code of the crate lives here.
+
+pub mod acl;
+pub mod children;
+pub mod directory;
+pub mod listener;
+pub mod lock;
+pub mod notify;
+pub mod proc;
+pub mod reuseport;
+pub mod signals;
+pub mod sock_diag;
+pub mod spawn;
+pub mod users;
+pub mod watch;

@@ -1,0 +1,1 @@
+//! Private notify sockets: readiness and heartbeat of one master.

@@ -1,0 +1,1 @@
+//! Reuseport groups and the program that steers them.

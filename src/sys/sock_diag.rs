@@ -1,0 +1,1 @@
+//! Queue depths and accepted connections as the kernel counts them.

@@ -1,0 +1,1 @@
+//! Starting a process with everything set before exec.

@@ -1,0 +1,1 @@
+//! FastCGI records: encoding requests, decoding answers.

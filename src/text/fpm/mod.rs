@@ -1,0 +1,1 @@
+//! php-fpm's configuration language: reading pool files, rendering shard configurations.

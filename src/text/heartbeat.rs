@@ -1,0 +1,1 @@
+//! The texts php-fpm sends to its notify socket.

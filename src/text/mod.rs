@@ -1,0 +1,10 @@
+//! Floor 1: codecs, pure. Bytes in, values out, and back.
+
+pub mod fastcgi;
+pub mod fpm;
+pub mod heartbeat;
+pub mod nginx;
+pub mod quantity;
+pub mod sock_diag;
+pub mod status;
+pub mod steering;

@@ -1,0 +1,1 @@
+//! NGINX's configuration: reading a dump, rendering the include.

@@ -1,0 +1,1 @@
+//! sock_diag messages over netlink: requests and replies.

@@ -1,0 +1,1 @@
+//! php-fpm's status page in JSON.

@@ -1,0 +1,1 @@
+//! Programs that steer TCP connections among the sockets of a reuseport group.
