@@ -7,6 +7,7 @@ pub mod listener;
 pub mod lock;
 pub mod notify;
 pub mod proc;
+mod readable;
 pub mod reuseport;
 pub mod signals;
 pub mod sock_diag;
