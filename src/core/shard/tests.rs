@@ -1,0 +1,1 @@
+//! Tests of single transitions; the seeded simulation is in `tests/sim`.
