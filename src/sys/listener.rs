@@ -1,1 +1,0 @@
-//! Listening sockets: binding, access, publishing, examining what stands at a path.
