@@ -270,7 +270,7 @@ fn signal_group(group: Pid, signal: Option<Signal>) -> Result<(), Errno> {
 fn reap_for_ever(mut woken: UnixStream) {
     // Whoever started us may have blocked the signal; one thread that takes it is enough.
     if let Err(errno) = SigSet::from(Signal::SIGCHLD).thread_unblock() {
-        tracing::warn!(error = %errno, "SIGCHLD could not be unblocked");
+        tracing::debug!(error = %errno, "SIGCHLD could not be unblocked");
     }
     let mut wakes = [0; 64];
     loop {
@@ -355,7 +355,7 @@ impl Child {
             Process::Ours { exit, .. } => exit.await.unwrap_or(Exit::Unknown),
             Process::Foreign(foreign) => {
                 if let Err(error) = foreign.ended().await {
-                    tracing::warn!(pid = self.pid.as_raw(), %error, "the end of an adopted process cannot be awaited");
+                    tracing::debug!(pid = self.pid.as_raw(), %error, "the end of an adopted process cannot be awaited");
                     std::future::pending::<()>().await;
                 }
                 Exit::Unknown

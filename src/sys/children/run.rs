@@ -118,7 +118,7 @@ impl GroupGuard {
         self.armed = false;
         match signal_group(self.group, Some(Signal::SIGKILL)) {
             Ok(()) | Err(Errno::ESRCH) => {}
-            Err(errno) => tracing::warn!(pid = self.group.as_raw(), error = %errno, "a process group could not be killed"),
+            Err(errno) => tracing::debug!(pid = self.group.as_raw(), error = %errno, "a process group could not be killed"),
         }
     }
 }
