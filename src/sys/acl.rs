@@ -56,18 +56,28 @@ fn sorted(ids: &[u32]) -> Vec<u32> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+    use crate::sys::children::{Children, Subreaper};
+    use crate::sys::spawn::Command;
+    use std::path::Path;
+    use std::time::Duration;
 
-    #[test]
-    fn the_kernel_takes_the_list_and_getfacl_reads_it_back() {
+    /// Gives the lines of a file's list as getfacl(1) reads it, with numbers.
+    pub(in crate::sys) async fn getfacl(file: &Path) -> String {
+        let children = Children::start(Subreaper::Yes).unwrap();
+        let command = Command::new("/usr/bin/getfacl").arg("-cnpE").arg(file);
+        let finished = children.run(command, Duration::from_secs(20), 65_536).await.unwrap();
+        assert!(finished.exit.success(), "{finished:?}");
+        String::from_utf8(finished.stdout).unwrap().trim_end().to_owned()
+    }
+
+    #[tokio::test]
+    async fn the_kernel_takes_the_list_and_getfacl_reads_it_back() {
         let file = tempfile::NamedTempFile::new_in("/tmp").unwrap();
         let value = encode(0o640, &[65_534, 33, 33], &[100]);
         rustix::fs::setxattr(file.path(), ATTRIBUTE, &value, rustix::fs::XattrFlags::empty()).unwrap();
-        #[expect(clippy::disallowed_methods, reason = "a test's own helper program; no reaper runs here")]
-        let output = std::process::Command::new("getfacl").args(["-cnpE"]).arg(file.path()).output().unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
-        assert_eq!(lines, ["user::rw-", "user:33:rw-", "user:65534:rw-", "group::r--", "group:100:rw-", "mask::rw-", "other::---"]);
+        let lines = ["user::rw-", "user:33:rw-", "user:65534:rw-", "group::r--", "group:100:rw-", "mask::rw-", "other::---"];
+        assert_eq!(getfacl(file.path()).await, lines.join("\n"));
     }
 }

@@ -40,6 +40,15 @@ fn reaches(path: &Path, listener: &Listener) -> bool {
     true
 }
 
+/// Waits until nobody holds the socket: a child that another test is just starting has it until exec.
+fn wait_until_stale(path: &Path) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while examine(path).unwrap() != PathState::Stale {
+        assert!(std::time::Instant::now() < deadline, "{} is still held", path.display());
+        thread::yield_now();
+    }
+}
+
 #[test]
 fn a_bound_socket_is_beside_its_path_with_its_access_and_blocking() {
     let sandbox = sandbox();
@@ -74,16 +83,14 @@ fn the_mode_is_exact_whatever_it_is() {
     }
 }
 
-#[test]
-fn an_access_list_lets_its_users_in_and_leaves_the_owner() {
+#[tokio::test]
+async fn an_access_list_lets_its_users_in_and_leaves_the_owner() {
     let sandbox = sandbox();
     let public = sandbox.path().join("www.sock");
     let wanted = Access { uid: Some(33), gid: Some(33), mode: 0o600, acl_uids: vec![NOBODY], acl_gids: vec![100] };
     let _listener = bind_unix(&public, ".g1", &wanted, 5).unwrap();
-    #[expect(clippy::disallowed_methods, reason = "a test's own helper program; no reaper runs here")]
-    let output = std::process::Command::new("getfacl").args(["-cnpE"]).arg(sandbox.path().join("www.sock.g1")).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(text.trim(), "user::rw-\nuser:65534:rw-\ngroup::---\ngroup:100:rw-\nmask::rw-\nother::---");
+    let text = crate::sys::acl::tests::getfacl(&sandbox.path().join("www.sock.g1")).await;
+    assert_eq!(text, "user::rw-\nuser:65534:rw-\ngroup::---\ngroup:100:rw-\nmask::rw-\nother::---");
     assert_eq!(fs::metadata(sandbox.path().join("www.sock.g1")).unwrap().uid(), 0, "php-fpm ignores owner with a list");
 }
 
@@ -117,6 +124,7 @@ fn only_what_is_free_is_taken() {
     let sandbox = sandbox();
     let make = |name: &str| sandbox.path().join(name);
     drop(UnixListener::bind(make("stale")).unwrap());
+    wait_until_stale(&make("stale"));
     let _live = UnixListener::bind(make("live")).unwrap();
     fs::write(make("regular"), "keep").unwrap();
     fs::create_dir(make("directory")).unwrap();
@@ -218,6 +226,7 @@ fn leftovers_of_an_earlier_run_are_removed_if_stale() {
     let sandbox = sandbox();
     let public = sandbox.path().join("www.sock");
     drop(bind(&public, ".g1"));
+    wait_until_stale(&sandbox.path().join("www.sock.g1"));
     let again = bind(&public, ".g1");
     let error = bind_unix(&public, ".g1", &access(0o660), 5).unwrap_err();
     assert!(matches!(error, BindError::Live { holder: Some(_), .. }), "{error}");
