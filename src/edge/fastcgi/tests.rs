@@ -90,7 +90,8 @@ async fn ping_and_status_answer_on_the_private_socket() {
     let wrong = ping(&target, "/polyfpm-ping", "other", TEN_SECONDS).await.unwrap_err();
     assert!(matches!(&wrong, FastCgiError::Unexpected { status: 200, body, .. } if body == "pong"), "{wrong}");
     let status = pool_status(&target, "/polyfpm-status", StatusDetail::Brief, TEN_SECONDS).await.unwrap();
-    assert_eq!((status.pool.as_str(), status.active, status.idle, status.accepted), ("www", Some(0), Some(2), Some(0)));
+    assert_eq!((status.pool.as_str(), status.active, status.accepted), ("www", Some(0), Some(0)));
+    assert!(status.idle.is_some_and(|idle| idle <= 2), "{status:?}: the other may not have reported yet");
     let absent = pool_status(&target, "/absent", StatusDetail::Brief, TEN_SECONDS).await.unwrap_err();
     assert!(matches!(absent, FastCgiError::Unexpected { status: 404, .. }), "{absent}");
 }
@@ -128,12 +129,11 @@ async fn status_answers_while_every_worker_is_busy() {
     let deadline = tokio::time::Instant::now() + TEN_SECONDS;
     loop {
         let status = pool_status(&fpm.socket("status.sock"), "/polyfpm-status", StatusDetail::Full, SECOND).await.unwrap();
-        if status.in_requests() == Some(2) {
-            let workers = status.workers.unwrap();
-            assert!(
-                workers.iter().all(|worker| worker.uri == "/wait.php?n=1" && worker.script == wait.display().to_string()),
-                "{workers:?}"
-            );
+        let workers = status.workers.as_deref().unwrap_or_default();
+        let waits = |worker: &&crate::text::status::WorkerStatus| {
+            worker.state == "Running" && worker.uri == "/wait.php?n=1" && worker.script == wait.display().to_string()
+        };
+        if status.in_requests() == Some(2) && workers.iter().filter(waits).count() == 2 {
             break;
         }
         assert!(tokio::time::Instant::now() < deadline, "{status:?}");
