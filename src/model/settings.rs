@@ -2,6 +2,7 @@
 //!
 //! `edge::settings` reads the file as written and makes this from it; `docs/settings.md` describes each key.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,6 +19,8 @@ pub struct Settings {
     pub instance: InstanceName,
     /// The settings file itself.
     pub file: PathBuf,
+    /// `run.directory`: what the instance keeps while it runs; the sockets are below it unless their own keys say otherwise.
+    pub runtime_directory: PathBuf,
     /// `[php]`.
     pub php: Php,
     /// `[shards]`, the group `default`, first; then each `[group.NAME]` in the order of the file.
@@ -43,7 +46,7 @@ pub struct Settings {
 }
 
 /// `[php]`: which php-fpm, and what masters are started with.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Php {
     /// The php-fpm binary.
     pub binary: PathBuf,
@@ -59,6 +62,22 @@ pub struct Php {
     pub environment: Vec<(String, String)>,
     /// Names or patterns (`*`) of variables taken from the supervisor's own environment.
     pub inherit_environment: Vec<String>,
+}
+
+impl fmt::Debug for Php {
+    /// Shows the names of the variables alone: their values may be secrets, and this ends in logs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.environment.iter().map(|(name, _)| name.as_str()).collect();
+        f.debug_struct("Php")
+            .field("binary", &self.binary)
+            .field("config", &self.config)
+            .field("ini", &self.ini)
+            .field("prefix", &self.prefix)
+            .field("define", &self.define)
+            .field("environment", &names)
+            .field("inherit_environment", &self.inherit_environment)
+            .finish()
+    }
 }
 
 /// How many shards a group has.

@@ -1,1 +1,119 @@
 //! The settings file: as written, checked, resolved.
+//!
+//! [`load`] reads a file such as `/etc/polyfpm/php8.2.toml` and gives [`Settings`] with every default filled in, or every
+//! fault at once. [`locate`] finds the file an operator means. Whether the paths in the file exist is not asked here: the
+//! adapters of php-fpm and NGINX tell that with more to say.
+//!
+//! Each table has a reader of its own; [`KEYS`] is the one list of keys, and tests hold reader, list, example file and
+//! `docs/settings.md` together. A key that is accepted and has no effect yet gives a note, never silence.
+
+mod groups;
+mod keys;
+mod locate;
+mod php;
+mod reader;
+mod source;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use toml::de::DeTable;
+
+pub use keys::{Default, KEYS, Key};
+pub use locate::{ETC_DIRECTORY, LocateError, locate};
+
+use crate::model::ids::InstanceName;
+use crate::model::problem::{Problem, Severity};
+use crate::model::settings::Settings;
+use reader::Reader;
+use source::Source;
+
+/// The biggest settings file read, in bytes; real ones have a few kilobytes.
+const FILE_LIMIT_BYTES: u64 = 1 << 20;
+
+/// Settings that can be used, and what is worth saying about them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loaded {
+    /// What the file means.
+    pub settings: Settings,
+    /// Warnings and notes.
+    pub problems: Vec<Problem>,
+}
+
+/// Reads a settings file.
+///
+/// # Errors
+/// Every problem found, in the order of the file, when at least one of them is an error. No problem shows a value of
+/// `php.environment`.
+pub fn load(file: &Path) -> Result<Loaded, Vec<Problem>> {
+    let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    let text = read(&file)?;
+    let (root, syntax) = DeTable::parse_recoverable(&text);
+    let root = root.get_ref();
+    let reader = Reader::new(Source::new(&file, &text, root), root, &syntax);
+    let instance = instance_of(&file, &reader);
+    let settings = resolve(&reader, file.clone(), instance);
+    let problems = reader.into_problems();
+    if problems.iter().any(|problem| problem.severity == Severity::Error) { Err(problems) } else { Ok(Loaded { settings, problems }) }
+}
+
+fn resolve(reader: &Reader<'_>, file: PathBuf, instance: InstanceName) -> Settings {
+    reader.refuse_unknown_tables();
+    let runtime_directory = tables::run_directory(reader, &instance);
+    let (groups, routing) = groups::read(reader);
+    Settings {
+        php: php::read(&reader.section("php")),
+        groups,
+        routing,
+        listen: tables::listen(reader, &runtime_directory),
+        limits: tables::limits(reader),
+        health: tables::health(reader),
+        restart: tables::restart(reader),
+        nginx: tables::nginx(reader, &instance),
+        control: tables::control(reader, &runtime_directory),
+        metrics_listen: tables::metrics_listen(reader),
+        log: tables::log(reader),
+        runtime_directory,
+        instance,
+        file,
+    }
+}
+
+/// Gives the instance a settings file is for: its name without `.toml`.
+fn instance_of(file: &Path, reader: &Reader<'_>) -> InstanceName {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let stem = name.strip_suffix(".toml").unwrap_or(&name);
+    if !groups::is_name(stem) {
+        let problem = Problem::error(format!("the file's name '{}' gives no name of an instance", name.escape_debug()));
+        reader.report_file(problem.remedy(format!("rename the file to INSTANCE.toml; in INSTANCE {}", groups::NAME_RULE)));
+    }
+    InstanceName::new(stem)
+}
+
+fn read(file: &Path) -> Result<String, Vec<Problem>> {
+    let refused = |message: String, remedy: &str| vec![Problem::error(message).at(file, 0).remedy(remedy)];
+    let unreadable = |error: &io::Error| refused(format!("the settings file cannot be read: {error}"), "name a readable file with -c FILE");
+    // Asked before it is opened: opening a named pipe would wait for a writer.
+    if !std::fs::metadata(file).map_err(|error| unreadable(&error))?.is_file() {
+        return Err(refused("the settings file is no regular file".to_owned(), "name a regular file with -c FILE"));
+    }
+    let mut bytes = Vec::new();
+    let opened = std::fs::File::open(file).map_err(|error| unreadable(&error))?;
+    opened.take(FILE_LIMIT_BYTES + 1).read_to_end(&mut bytes).map_err(|error| unreadable(&error))?;
+    if bytes.len() as u64 > FILE_LIMIT_BYTES {
+        return Err(refused(
+            "the settings file is bigger than 1M".to_owned(),
+            "name a settings file with -c FILE; pools belong in the pool files",
+        ));
+    }
+    String::from_utf8(bytes).map_err(|error| vec![not_text(file, &error)])
+}
+
+fn not_text(file: &Path, error: &std::string::FromUtf8Error) -> Problem {
+    let good = error.as_bytes().iter().take(error.utf8_error().valid_up_to());
+    let line = u32::try_from(good.filter(|byte| **byte == b'\n').count() + 1).unwrap_or(u32::MAX);
+    Problem::error("the line has bytes that are not UTF-8").at(file, line).remedy("save the file as UTF-8")
+}
