@@ -60,7 +60,7 @@ pub struct ShardPlan {
 impl ShardPlan {
     /// Gives the most workers the shard may have.
     pub fn workers(&self) -> u32 {
-        self.placements.iter().map(|placement| placement.workers.max_children).sum()
+        self.placements.iter().fold(0, |sum: u32, placement| sum.saturating_add(placement.workers.max_children))
     }
 }
 
