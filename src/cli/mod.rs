@@ -2,6 +2,7 @@
 
 pub mod args;
 pub mod check;
+pub mod exit;
 pub mod plan;
 pub mod progress;
 pub mod remote;
