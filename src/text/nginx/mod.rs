@@ -9,6 +9,7 @@
 mod address;
 mod build;
 mod dump;
+mod failure;
 mod glob;
 mod include;
 mod keepalive;
@@ -19,9 +20,10 @@ mod syntax;
 
 pub use build::Build;
 pub use dump::{Config, ConfigFile};
+pub use failure::TestFailure;
 pub use include::{
-    IncludeInput, IncludeUpstream, KeptUpstream, RefusedUpstream, Rendered, UnwritableError, kept_upstream, render_include, upstreams_of,
-    with_kept,
+    IncludeInput, IncludeUpstream, KeptUpstream, RefusedUpstream, Rendered, UnwritableError, generated_for, kept_upstream, render_include,
+    upstreams_of, with_kept,
 };
 pub use keepalive::keepalive_for;
 pub use names::upstream_names;

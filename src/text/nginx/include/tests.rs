@@ -220,6 +220,14 @@ fn a_name_with_a_line_end_stays_in_its_comment() {
 }
 
 #[test]
+fn a_file_says_whose_it_is() {
+    let text = render_include(&input(Version(1, 22, 1), Balance::LeastConn, vec![])).text;
+    assert_eq!(generated_for(&text), Some("php8.2"));
+    assert_eq!(generated_for("user www-data;"), None);
+    assert_eq!(generated_for(""), None);
+}
+
+#[test]
 fn zones_are_as_large_as_the_pages_ask() {
     assert_eq!(zone_kib(2, 4096), 64);
     assert_eq!(zone_kib(26, 4096), 84);
