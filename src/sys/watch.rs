@@ -116,20 +116,23 @@ impl Watcher {
     /// Safe: changes stay until a call returns them.
     pub async fn changed(&mut self) -> io::Result<Vec<PathBuf>> {
         loop {
-            let deadline = self.pending.as_ref().map(|pending| (pending.last + QUIET).min(pending.first + LONGEST));
-            let quiet = async {
-                match deadline {
-                    Some(deadline) => sleep_until(deadline).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let longest = self.pending.as_ref().map(|pending| pending.first + LONGEST);
+            if longest.is_some_and(|longest| longest <= Instant::now()) {
+                return Ok(self.give());
+            }
+            let quiet = self.pending.as_ref().map(|pending| pending.last + QUIET).min(longest);
+            // First what is there to read: after a pause of our own it says that it is not quiet.
             let events = tokio::select! {
                 biased;
-                () = quiet => return Ok(self.pending.take().map(|pending| pending.paths.into_iter().collect()).unwrap_or_default()),
                 events = self.readable.read(read_events) => events?,
+                () = sleep_or_for_ever(quiet) => return Ok(self.give()),
             };
             self.take(&events)?;
         }
+    }
+
+    fn give(&mut self) -> Vec<PathBuf> {
+        self.pending.take().map(|pending| pending.paths.into_iter().collect()).unwrap_or_default()
     }
 
     fn take(&mut self, events: &[Event]) -> io::Result<()> {
@@ -194,6 +197,13 @@ impl Watcher {
     fn standing(&self, watches: &Watches) -> BTreeSet<(i32, PathBuf)> {
         let all = watches.iter().flat_map(|(watch, paths)| paths.iter().map(|path| (*watch, path.clone())));
         all.filter(|(_, path)| self.wanted.contains(path)).collect()
+    }
+}
+
+async fn sleep_or_for_ever(until: Option<Instant>) {
+    match until {
+        Some(until) => sleep_until(until).await,
+        None => std::future::pending().await,
     }
 }
 
