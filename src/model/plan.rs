@@ -79,6 +79,8 @@ pub struct PoolPlan {
     pub routing: Routing,
     /// Why, a fragment: "12 workers are fewer than 2 × 8", "/etc/nginx/sites/a.conf:12 passes to /run/php/www.sock".
     pub reason: String,
+    /// The name of its upstream in the generated include, whether or not any client uses it.
+    pub upstream: String,
     /// The servers of its upstream: each endpoint with the workers behind it. One for whole and shared pools.
     pub servers: Vec<UpstreamServer>,
 }

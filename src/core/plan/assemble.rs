@@ -102,7 +102,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
     }
 
     fn place(&mut self, decided: Decided<'_, '_>, seat: &Seat, to: (&GroupName, &mut [ShardPlan])) {
-        let Decided { at, candidate, decision, .. } = decided;
+        let Decided { at, candidate, clients, decision } = decided;
         let ((group, shards), pool) = (to, candidate.pool);
         let parts = u32::try_from(seat.shards.len()).unwrap_or(u32::MAX);
         let mut servers: Vec<UpstreamServer> = Vec::new();
@@ -120,8 +120,16 @@ impl<'p, 'a> Assembly<'p, 'a> {
                 shard.placements.push(Placement { pool: pool.name.clone(), workers, listener });
             }
         }
-        let (routing, reason) = (decision.routing, decision.reason);
-        let pool = PoolPlan { pool: pool.name.clone(), group: group.clone(), pm: pool.pm, workers: pool.workers, routing, reason, servers };
+        let pool = PoolPlan {
+            pool: pool.name.clone(),
+            group: group.clone(),
+            pm: pool.pm,
+            workers: pool.workers,
+            routing: decision.routing,
+            reason: decision.reason,
+            upstream: clients.upstream.clone(),
+            servers,
+        };
         self.pools.push((at, pool));
     }
 }

@@ -25,13 +25,13 @@ const FILE_NAME_BYTES: usize = 40;
 /// The directory of the aliases. It never exists: php-fpm unlinks the alias when it stops (P2).
 const ALIAS_DIRECTORY: &str = "/.polyfpm";
 
-/// Gives the name of `pool`'s generated upstream: the pattern of the settings with everything outside `[A-Za-z0-9_]` in the
+/// Gives the name of `pool`'s generated upstream: the pattern of the settings with everything outside `[A-Za-z0-9_-]` in the
 /// instance's and the pool's name turned to `_`. NGINX compares upstream names without case.
 ///
 /// A pool whose name had to be changed (`example.com`) gets a short digest at the end.
 pub fn upstream_name(settings: &Settings, pool: &PoolName) -> String {
-    let instance = replaced(settings.instance.as_str(), "_");
-    let mut name = replaced(pool.as_str(), "_");
+    let instance = replaced(settings.instance.as_str(), "_-");
+    let mut name = replaced(pool.as_str(), "_-");
     if name != pool.as_str() || ends_in_digest(&name, '_', UPSTREAM_DIGEST) {
         name = format!("{name}_{}", digest(pool.as_str(), UPSTREAM_DIGEST));
     }
@@ -100,7 +100,7 @@ mod tests {
     fn upstreams_are_named_after_instance_and_pool() {
         assert_eq!(upstream("polyfpm_{instance}_{pool}", "www"), "polyfpm_php8_2_www");
         assert_eq!(upstream("polyfpm_{instance}_{pool}", "example.com"), "polyfpm_php8_2_example_com_a379a6f6");
-        assert_eq!(upstream("php-{pool}", "www"), "php-www");
+        assert_eq!(upstream("php-{pool}", "my-site"), "php-my-site");
         assert_eq!(upstream("php", "www"), "php_www");
         assert_eq!(upstream("a b;{pool}", "{instance}"), "a_b__instance__9d211070");
     }

@@ -1,7 +1,6 @@
 //! What holds for any input.
 
 use std::collections::{BTreeMap, HashSet};
-use std::time::Instant;
 
 use proptest::prelude::*;
 
@@ -138,20 +137,16 @@ proptest! {
 }
 
 #[test]
-fn a_thousand_pools_are_spread_evenly_and_soon() {
+fn a_thousand_pools_are_spread_evenly() {
     let mut world = (0..1000).fold(World::new(), |world, at| {
         let path = format!("/run/php/p{at}.sock");
         world.pool(&format!("p{at}"), 1 + at % 40).pass_to(&path)
     });
     world.settings.groups[0].count = ShardCount::Fixed(8);
-    let began = Instant::now();
     let plan = world.plan().plan;
     let again = world.plan_after(Some(&plan)).plan;
-    let took = began.elapsed();
     assert_eq!(plan, again);
     let workers: Vec<u32> = plan.shards.iter().map(ShardPlan::workers).collect();
     let (least, most) = (workers.iter().min().unwrap(), workers.iter().max().unwrap());
     assert!(most - least <= most / 20, "{workers:?}");
-    // Two plans in a build without optimisation on a busy machine; a few milliseconds otherwise.
-    assert!(took < Duration::from_secs(1), "{took:?}");
 }
