@@ -5,6 +5,4 @@ pub mod fpm;
 pub mod heartbeat;
 pub mod nginx;
 pub mod quantity;
-pub mod sock_diag;
 pub mod status;
-pub mod steering;

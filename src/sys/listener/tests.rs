@@ -28,6 +28,10 @@ fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777
 }
 
+fn accept(listener: &Listener) -> OwnedFd {
+    rustix::net::accept_with(&*listener.fd, rustix::net::SocketFlags::CLOEXEC).unwrap()
+}
+
 /// Tells whether connecting to `path` reaches `listener`.
 fn reaches(path: &Path, listener: &Listener) -> bool {
     let Ok(mut client) = UnixStream::connect(path) else { return false };
@@ -36,7 +40,7 @@ fn reaches(path: &Path, listener: &Listener) -> bool {
     if rustix::event::poll(&mut ready, Some(&rustix::event::Timespec::default())).unwrap() == 0 {
         return false;
     }
-    rustix::net::accept(&*listener.fd).unwrap();
+    accept(listener);
     true
 }
 
@@ -108,7 +112,7 @@ fn a_published_socket_is_reached_and_the_next_one_takes_over() {
     let refused = publish(&second, &public, Expected::Free).unwrap_err();
     let PublishError::Live { holder: Some(holder), .. } = &refused else { panic!("{refused}") };
     assert_eq!(holder.pid, i32::try_from(std::process::id()).unwrap());
-    rustix::net::accept(&*first.fd).unwrap();
+    accept(&first);
     assert!(reaches(&public, &first) && reaches(&sandbox.path().join("www.sock.g2"), &second), "a refusal changes nothing");
 
     publish(&second, &public, Expected::Ours(first.file_id().unwrap())).unwrap();
@@ -230,7 +234,7 @@ fn leftovers_of_an_earlier_run_are_removed_if_stale() {
     let again = bind(&public, ".g1");
     let error = bind_unix(&public, ".g1", &access(0o660), 5).unwrap_err();
     assert!(matches!(error, BindError::Live { holder: Some(_), .. }), "{error}");
-    rustix::net::accept(&*again.fd).unwrap();
+    accept(&again);
     assert!(reaches(&sandbox.path().join("www.sock.g1"), &again));
     fs::write(sandbox.path().join("www.sock.g2"), "").unwrap();
     assert!(matches!(bind_unix(&public, ".g2", &access(0o660), 5), Err(BindError::NotSocket { what: "regular file", .. })));
@@ -282,7 +286,7 @@ fn a_dead_shards_path_is_lent_to_a_sibling_and_taken_back() {
 
     assert!(matches!(lend(&one, second_file, &two, Expected::Ours(second_file)), Err(PublishError::Vanished { .. })));
     assert!(matches!(lend(&one, first_file, &two, Expected::Free), Err(PublishError::Live { .. })));
-    rustix::net::accept(&*second.fd).unwrap();
+    accept(&second);
     assert!(reaches(&two, &second));
 
     lend(&one, first_file, &two, Expected::Ours(second_file)).unwrap();
@@ -321,7 +325,7 @@ fn clients_see_no_refusal_while_generations_change() {
             // still be on its way.
             scope.spawn(move || {
                 loop {
-                    let mut stream = UnixStream::from(rustix::net::accept(&*fd).unwrap());
+                    let mut stream = UnixStream::from(rustix::net::accept_with(&*fd, rustix::net::SocketFlags::CLOEXEC).unwrap());
                     let mut byte = [0];
                     stream.read_exact(&mut byte).unwrap();
                     if byte == *b"q" {

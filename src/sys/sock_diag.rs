@@ -1,1 +1,0 @@
-//! Queue depths and accepted connections as the kernel counts them.

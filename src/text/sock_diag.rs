@@ -1,1 +1,0 @@
-//! sock_diag messages over netlink: requests and replies.

@@ -1,1 +1,0 @@
-//! Programs that steer TCP connections among the sockets of a reuseport group.
