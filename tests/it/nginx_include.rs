@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use polyfpm::edge::nginx::{
     Applied, IncludeOutcome, NginxState, NotReloaded, RELOAD_TIME, Wanted, apply_include, page_bytes, probe, wait_old_workers,
 };
@@ -111,7 +112,7 @@ impl Lab {
         apply_include(&self.children, &self.settings, &state, Wanted { text, fallbacks, reload_time }).await
     }
 
-    async fn workers(&self) -> Vec<u32> {
+    async fn workers(&self) -> Vec<Pid> {
         self.state().await.running.unwrap().workers.iter().map(|worker| worker.pid).collect()
     }
 

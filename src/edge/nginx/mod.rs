@@ -6,7 +6,7 @@
 //!
 //! It decides nothing about upstreams (`text::nginx` writes them) and keeps no state. The caller makes one call at a time.
 //!
-//! Sources: `docs/nginx.md`; nginx `ngx_process_cycle.c` (reload); checked with 1.22.1.
+//! Sources: nginx `nginx.c` (dump, test), `ngx_process_cycle.c` (reload); checked with 1.22.1.
 
 mod apply;
 mod command;

@@ -5,14 +5,17 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+
+use nix::unistd::Pid;
+
+use crate::sys::proc::Proc;
 
 /// A process that cannot be mistaken for a later one with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Process {
     /// Its pid.
-    pub pid: u32,
+    pub pid: Pid,
     /// When it started, in clock ticks since boot.
     pub started_ticks: u64,
 }
@@ -33,24 +36,25 @@ pub(super) struct Worker {
     pub(super) doing: Doing,
 }
 
-const MASTER_TITLE: &[u8] = b"nginx: master process";
-const WORKER_TITLE: &[u8] = b"nginx: worker process";
-const LEAVING_TITLE: &[u8] = b"nginx: worker process is shutting down";
+const MASTER_TITLE: &str = "nginx: master process";
+const WORKER_TITLE: &str = "nginx: worker process";
+const LEAVING_TITLE: &str = "nginx: worker process is shutting down";
 
 impl Process {
-    /// Finds a process that runs now.
-    pub(super) fn find(pid: u32) -> Option<Self> {
-        Some(Self { pid, started_ticks: Stat::read(pid)?.started_ticks })
+    /// Finds a process that runs now; one that has ended and is not yet collected does not.
+    pub(super) fn find(pid: Pid) -> Option<Self> {
+        let stat = Proc::default().stat(pid).ok().filter(|stat| !stat.is_zombie())?;
+        Some(Self { pid, started_ticks: stat.start_ticks })
     }
 
-    /// Tells whether it still runs; one that has ended and is not yet collected does not.
+    /// Tells whether it still runs.
     pub(super) fn is_running(self) -> bool {
-        Stat::read(self.pid).is_some_and(|stat| stat.started_ticks == self.started_ticks && !stat.ended)
+        Self::find(self.pid) == Some(self)
     }
 
     /// Sends a signal to exactly this process.
     pub(super) fn signal(self, signal: rustix::process::Signal) -> rustix::io::Result<()> {
-        let pid = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw).ok_or(rustix::io::Errno::SRCH)?;
+        let pid = rustix::process::Pid::from_raw(self.pid.as_raw()).ok_or(rustix::io::Errno::SRCH)?;
         let pidfd: OwnedFd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
         // Only now: before the handle was open, the pid could have passed to another process.
         if !self.is_running() {
@@ -60,57 +64,37 @@ impl Process {
     }
 }
 
-struct Stat {
-    ended: bool,
-    parent: u32,
-    started_ticks: u64,
-}
-
-impl Stat {
-    fn read(pid: u32) -> Option<Self> {
-        let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
-        let text = String::from_utf8_lossy(&text);
-        // The name stands in parentheses and may hold anything, parentheses too.
-        let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
-        let ended = matches!(fields.first().copied(), Some("Z" | "X"));
-        Some(Self { ended, parent: fields.get(1)?.parse().ok()?, started_ticks: fields.get(19)?.parse().ok()? })
-    }
-}
-
 /// Gives the running master that the pid file names; `None` when it names none.
 pub(super) fn master(pid_file: &Path, binary: &Path) -> Option<Process> {
-    let pid: u32 = fs::read_to_string(pid_file).ok()?.trim().parse().ok()?;
-    let process = Process::find(pid).filter(|process| process.is_running())?;
-    let titled = fs::read(format!("/proc/{pid}/cmdline")).ok()?.starts_with(MASTER_TITLE);
-    (titled && runs(pid, binary)).then_some(process)
+    let pid: i32 = fs::read_to_string(pid_file).ok()?.trim().parse().ok().filter(|pid| *pid > 0)?;
+    let process = Process::find(Pid::from_raw(pid))?;
+    let titled = Proc::default().title(process.pid).ok()?.starts_with(MASTER_TITLE);
+    (titled && runs(process.pid, binary)).then_some(process)
 }
 
 /// Tells whether the process runs the binary, or one of its name: after an upgrade of the package the old file is gone.
-fn runs(pid: u32, binary: &Path) -> bool {
-    let Ok(program) = fs::read_link(format!("/proc/{pid}/exe")) else { return false };
-    let program = program.as_os_str().as_bytes();
-    let program = Path::new(std::ffi::OsStr::from_bytes(program.strip_suffix(b" (deleted)").unwrap_or(program)));
+fn runs(pid: Pid, binary: &Path) -> bool {
+    let Ok(program) = Proc::default().exe(pid) else { return false };
     let binary = fs::canonicalize(binary).unwrap_or_else(|_| binary.to_owned());
-    program == binary || program.file_name() == binary.file_name()
+    program.path == binary || program.path.file_name() == binary.file_name()
 }
 
 /// Gives the workers of a master, those on their way out too.
 pub(super) fn workers(master: Process) -> Vec<Worker> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let mut workers: Vec<Worker> = pids.filter_map(|pid| worker(master, pid)).collect();
+    let children = Proc::default().children_of(master.pid).unwrap_or_default();
+    let mut workers: Vec<Worker> = children.into_iter().filter_map(worker).collect();
     workers.sort_by_key(|worker| (worker.process.started_ticks, worker.process.pid));
     workers
 }
 
-fn worker(master: Process, pid: u32) -> Option<Worker> {
-    let stat = Stat::read(pid).filter(|stat| stat.parent == master.pid && !stat.ended)?;
-    let title = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+fn worker(pid: Pid) -> Option<Worker> {
+    let process = Process::find(pid)?;
+    let title = Proc::default().title(pid).ok()?;
     if !title.starts_with(WORKER_TITLE) {
         return None;
     }
     let doing = if title.starts_with(LEAVING_TITLE) { Doing::Leaving } else { Doing::Serving };
-    Some(Worker { process: Process { pid, started_ticks: stat.started_ticks }, doing })
+    Some(Worker { process, doing })
 }
 
 /// Gives for how many seconds a process has been running.
@@ -128,11 +112,11 @@ mod tests {
 
     #[test]
     fn a_process_is_known_by_its_start_too() {
-        let own = Process::find(std::process::id()).unwrap();
+        let own = Process::find(Pid::this()).unwrap();
         assert!(own.is_running());
         assert!(!Process { started_ticks: own.started_ticks + 1, ..own }.is_running());
         assert!(age_seconds(own).unwrap() < 3600.0);
-        assert_eq!(Process::find(u32::MAX), None);
+        assert_eq!(Process::find(Pid::from_raw(i32::MAX)), None);
     }
 
     #[test]
