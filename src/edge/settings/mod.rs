@@ -51,11 +51,15 @@ pub struct Loaded {
 pub fn load(file: &Path) -> Result<Loaded, Vec<Problem>> {
     let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
     let text = read(&file)?;
-    let (root, syntax) = DeTable::parse_recoverable(&text);
+    understand(&file, &text)
+}
+
+fn understand(file: &Path, text: &str) -> Result<Loaded, Vec<Problem>> {
+    let (root, syntax) = DeTable::parse_recoverable(text);
     let root = root.get_ref();
-    let reader = Reader::new(Source::new(&file, &text, root), root, &syntax);
-    let instance = instance_of(&file, &reader);
-    let settings = resolve(&reader, file.clone(), instance);
+    let reader = Reader::new(Source::new(file, text, root), root, &syntax);
+    let instance = instance_of(file, &reader);
+    let settings = resolve(&reader, file.to_owned(), instance);
     let problems = reader.into_problems();
     if problems.iter().any(|problem| problem.severity == Severity::Error) { Err(problems) } else { Ok(Loaded { settings, problems }) }
 }

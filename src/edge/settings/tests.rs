@@ -2,6 +2,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use proptest::prelude::*;
+
 use super::keys::{GROUP, WARMUP};
 use super::*;
 use crate::model::settings::{Balance, CpuChoice, Keepalive, Limit, LogFormat, RoutingChoice, ShardCount};
@@ -442,4 +444,30 @@ fn the_file_is_found() {
     insta::assert_snapshot!(error(None), @r#"there are several instances: ea-php81, php8.2; choose one with --instance NAME"#);
     insta::assert_snapshot!(error(Some("php7")), @r#"there is no instance 'php7': ETC/php7.toml does not exist; choose one with --instance: ea-php81, php8.2"#);
     assert!(matches!(locate(None, None, &etc.path().join("none")), Err(LocateError::Nothing { .. })));
+}
+
+proptest! {
+    /// Whatever is typed, the reader ends, and each problem points into the file.
+    #[test]
+    fn any_text_is_answered(at in 0..4000usize, cut in 0..40usize, typed in "[\\[\\]{}=\"'#,.a-zé0-9 \n\t\u{0}]{0,12}") {
+        let mut text: Vec<char> = example_uncommented().chars().collect();
+        let at = at.min(text.len());
+        let end = (at + cut).min(text.len());
+        text.splice(at..end, typed.chars());
+        let text: String = text.into_iter().collect();
+        let problems = match understand(Path::new("/etc/polyfpm/x.toml"), &text) {
+            Ok(loaded) => loaded.problems,
+            Err(problems) => {
+                prop_assert!(problems.iter().any(|problem| problem.severity == Severity::Error));
+                problems
+            }
+        };
+        for problem in problems {
+            let line = problem.place.as_ref().map_or(0, |place| place.line);
+            prop_assert!(line as usize <= text.lines().count() + 1);
+            if let (Some(excerpt), Some((start, end))) = (&problem.excerpt, problem.columns) {
+                prop_assert!(excerpt.get(start..end).is_some(), "{problem:?}");
+            }
+        }
+    }
 }
