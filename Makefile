@@ -17,7 +17,7 @@ test: setup
 	@if cargo nextest --version >/dev/null 2>&1; then \
 		cargo nextest run --locked --profile $(if $(CI),ci,default) ; \
 	else \
-		cargo test --locked --lib --bins --test floors --test sim && cargo test --locked --test it -- --test-threads=1 ; \
+		cargo test --locked --lib --bins --examples --test floors --test sim && cargo test --locked --test it -- --test-threads=1 ; \
 	fi
 	@cargo test --quiet --locked --doc
 
