@@ -23,7 +23,7 @@ use crate::model::pool::{PoolFiles, Quarantined};
 use crate::model::problem::{Problem, Severity};
 
 pub use read::read;
-pub use render::{RenderError, Rendered, ShardChoices, StatusListener, render_shard};
+pub use render::{RenderError, Rendered, ShardChoices, StatusListener, quote, render_shard, render_trial};
 
 /// Who the masters run as; php-fpm asks more of a pool when it is root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

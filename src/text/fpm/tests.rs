@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::render::quote;
 use super::*;
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::{GroupName, PoolName, ShardId};

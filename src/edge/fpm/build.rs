@@ -1,0 +1,185 @@
+//! Learns what a php-fpm binary can do, and what words and `${…}` mean to it.
+//!
+//! Constants depend on the version and on loaded extensions, and `${NAME}` on php.ini before the environment. Rather than
+//! model that, the binary is asked: a dump (`-tt`) of a small configuration shows how it reads each of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use crate::model::host::{FpmBuild, Version};
+use crate::sys::children::{Exit, RunError};
+
+use super::messages::complaints;
+use super::scratch::Scratch;
+use super::{Mode, Tool};
+
+/// Says why nothing could be learned from a binary.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// It did not run.
+    #[error("ask php-fpm what it can do")]
+    Run(#[from] RunError),
+    /// A file for it could not be written.
+    #[error("write a configuration for php-fpm to test")]
+    Write(#[from] io::Error),
+    /// It is something else.
+    #[error("'{program}' is no php-fpm: it answers '{answer}'")]
+    NotFpm {
+        /// The binary.
+        program: String,
+        /// The first line it printed.
+        answer: String,
+    },
+    /// It refuses even the smallest configuration.
+    #[error("php-fpm refuses a minimal configuration: {message}")]
+    Refused {
+        /// What it said.
+        message: String,
+    },
+}
+
+/// Constants that are always asked for: what php.ini lines are written with, and where the build puts things.
+const FIRST_CONSTANTS: [&str; 12] = [
+    "E_ALL",
+    "E_DEPRECATED",
+    "E_ERROR",
+    "E_NOTICE",
+    "E_PARSE",
+    "E_STRICT",
+    "E_USER_DEPRECATED",
+    "E_WARNING",
+    "PHP_LOCALSTATEDIR",
+    "PHP_PREFIX",
+    "PHP_SYSCONFDIR",
+    "PHP_VERSION",
+];
+
+/// Asks a binary for its version and what it can do.
+///
+/// # Errors
+/// When it does not run, is no php-fpm, or refuses a minimal configuration.
+///
+/// # Cancel safety
+/// Dropping the future ends the run under way.
+pub async fn probe(tool: &Tool) -> Result<FpmBuild, ProbeError> {
+    let answer = tool.run(["-v".into()]).await?;
+    let version = version(&answer.stdout).ok_or_else(|| ProbeError::NotFpm {
+        program: tool.php.binary.display().to_string(),
+        answer: first_line(&[&answer.stdout[..], &answer.stderr].concat()),
+    })?;
+    let mut build = FpmBuild { version, systemd: false, status_listen: false, constants: BTreeMap::new() };
+    build.systemd = accepts(tool, "systemd_interval = 10", "").await?;
+    build.status_listen = accepts(tool, "", "pm.status_listen = /polyfpm-status").await?;
+    let words = FIRST_CONSTANTS.iter().map(|word| (*word).to_owned()).collect();
+    build.constants = learn(tool, &build, &words, &BTreeSet::new()).await?.constants;
+    Ok(build)
+}
+
+fn first_line(printed: &[u8]) -> String {
+    String::from_utf8_lossy(printed).lines().next().unwrap_or_default().chars().take(200).collect()
+}
+
+fn version(printed: &[u8]) -> Option<Version> {
+    let text = String::from_utf8_lossy(printed);
+    // A php-cli binary is no php-fpm, whatever it is called. Extensions may print warnings before the version.
+    let line = text.lines().find(|line| line.starts_with("PHP ") && line.contains("(fpm-fcgi)"))?;
+    let mut numbers = line.split_whitespace().nth(1)?.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
+    Some(Version(numbers.next()??, numbers.next()??, numbers.next().flatten().unwrap_or_default()))
+}
+
+/// A pool every php-fpm accepts. The user is a number, so that no name need exist.
+const POOL: &str = "[polyfpm]\nlisten = /polyfpm-probe\nuser = 65534\ngroup = 65534\npm = static\npm.max_children = 1\n";
+
+fn minimal(scratch: &Scratch, global: &str, pool: &str) -> io::Result<std::path::PathBuf> {
+    let log = crate::text::fpm::quote(&scratch.path().join("log").to_string_lossy());
+    let log = log.ok_or_else(|| io::Error::other("the directory for temporary files has a name php-fpm cannot read"))?;
+    scratch.write("php-fpm.conf", format!("[global]\nerror_log = {log}\n{global}\n{POOL}{pool}\n").as_bytes())
+}
+
+/// Tests a minimal configuration with a line added; `false` only when it is the line that is refused.
+async fn accepts(tool: &Tool, global: &str, pool: &str) -> Result<bool, ProbeError> {
+    let scratch = Scratch::new()?;
+    let tested = tool.test(Mode::Test, &minimal(&scratch, global, pool)?).await?;
+    if tested.exit == Exit::Code(0) {
+        return Ok(true);
+    }
+    let messages = complaints(&tested.stderr);
+    if messages.iter().any(|message| message.contains("unknown entry")) {
+        return Ok(false);
+    }
+    let message = messages.into_iter().next().unwrap_or_else(|| tested.exit.to_string());
+    Err(ProbeError::Refused { message })
+}
+
+/// What a binary makes of words and of `${…}`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Learned {
+    /// The words that are constants, and what they mean.
+    pub constants: BTreeMap<String, String>,
+    /// The names that `${NAME}` finds, and what it gives.
+    pub variables: BTreeMap<String, String>,
+}
+
+/// What `${NAME:-…}` gives where nothing is found.
+const UNSET: &str = "polyfpm-unset";
+
+/// Asks a binary what `words` and `variables` mean to it.
+///
+/// # Errors
+/// As [`probe`].
+///
+/// # Cancel safety
+/// Dropping the future ends the run under way.
+pub async fn learn(tool: &Tool, build: &FpmBuild, words: &BTreeSet<String>, variables: &BTreeSet<String>) -> Result<Learned, ProbeError> {
+    let mut lines = String::new();
+    for (number, word) in words.iter().enumerate() {
+        lines.push_str(&format_line('c', number, word));
+    }
+    let fallback = if build.version >= Version(8, 3, 0) { format!(":-{UNSET}") } else { String::new() };
+    for (number, name) in variables.iter().enumerate() {
+        lines.push_str(&format_line('v', number, &format!("\"<${{{name}{fallback}}}>\"")));
+    }
+    if lines.is_empty() {
+        return Ok(Learned::default());
+    }
+    let scratch = Scratch::new()?;
+    let dumped = tool.test(Mode::Dump, &minimal(&scratch, "log_limit = 100000", &lines)?).await?;
+    if dumped.exit != Exit::Code(0) {
+        let message = complaints(&dumped.stderr).into_iter().next().unwrap_or_else(|| dumped.exit.to_string());
+        return Err(ProbeError::Refused { message });
+    }
+    let told = values(&dumped.stderr);
+    let constants = words.iter().enumerate().filter_map(|(number, word)| {
+        let meaning = told.get(&format!("c{number}"))?;
+        (meaning != word).then(|| (word.clone(), meaning.clone()))
+    });
+    let variables = variables.iter().enumerate().filter_map(|(number, name)| {
+        let value = told.get(&format!("v{number}")).and_then(|text| text.strip_prefix('<')?.strip_suffix('>'));
+        let value = value.map(str::to_owned).or_else(|| tool.variable(name))?;
+        (value != UNSET).then(|| (name.clone(), value))
+    });
+    Ok(Learned { constants: constants.collect(), variables: variables.collect() })
+}
+
+fn format_line(kind: char, number: usize, value: &str) -> String {
+    format!("php_value[{kind}{number}] = {value}\n")
+}
+
+/// Takes the `php_value` lines out of a dump.
+fn values(dump: &[u8]) -> BTreeMap<String, String> {
+    let text = String::from_utf8_lossy(dump);
+    let line = |line: &str| -> Option<(String, String)> {
+        let (_, entry) = line.split_once("NOTICE: \tphp_value[")?;
+        let (key, value) = entry.split_once("] = ")?;
+        Some((key.to_owned(), value.to_owned()))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+impl Tool {
+    /// Gives a variable of the masters' environment, for values a dump cannot show in one line.
+    fn variable(&self, name: &str) -> Option<String> {
+        let (_, value) = self.environment.iter().find(|(known, _)| known == name)?;
+        Some(value.to_string_lossy().into_owned())
+    }
+}

@@ -1,0 +1,203 @@
+//! A digest of everything a master is made from, so that a reload hands over only the shards for which something changed.
+
+use std::fmt::Write as _;
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::model::plan::Fingerprint;
+use crate::sys::children::{Exit, RunError};
+
+use super::Tool;
+
+/// Says why an installation could not be looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum FingerprintError {
+    /// The binary did not run.
+    #[error("ask php-fpm for its php.ini")]
+    Run(#[from] RunError),
+    /// It ran and did not tell.
+    #[error("php-fpm -i ended with {exit}")]
+    Refused {
+        /// How it ended.
+        exit: Exit,
+    },
+}
+
+/// What every master of an installation has in common: binary, php.ini and its scan directory, extensions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Installation {
+    digest: [u8; 32],
+    /// The binary, php.ini, every scanned file and directory, every extension: what to watch for changes.
+    pub watched: Vec<PathBuf>,
+}
+
+impl Installation {
+    /// Gives the digest of one master: the installation, its `configuration`, and `extra`, such as its CPUs and limits.
+    pub fn fingerprint(&self, configuration: &[u8], extra: &str) -> Fingerprint {
+        let mut hasher = Sha256::new();
+        for part in [&self.digest[..], configuration, extra.as_bytes()] {
+            field(&mut hasher, part);
+        }
+        let mut text = String::with_capacity(64);
+        for byte in hasher.finalize() {
+            // Writing to a string cannot fail.
+            let _written = write!(text, "{byte:02x}");
+        }
+        Fingerprint(text)
+    }
+}
+
+/// Adds a part with its length, so that no two lists of parts look alike.
+fn field(hasher: &mut Sha256, part: &[u8]) {
+    hasher.update(part.len().to_le_bytes());
+    hasher.update(part);
+}
+
+/// Looks at the binary, php.ini, the scan directory and the extensions as the masters would load them.
+///
+/// # Errors
+/// When the binary cannot be asked where they are.
+///
+/// # Cancel safety
+/// Dropping the future ends the run.
+pub async fn installation(tool: &Tool) -> Result<Installation, FingerprintError> {
+    let told = tool.run(["-i".into()]).await?;
+    if told.exit != Exit::Code(0) {
+        return Err(FingerprintError::Refused { exit: told.exit });
+    }
+    let layout = Layout::read(&String::from_utf8_lossy(&told.stdout));
+    let mut hasher = Sha256::new();
+    let mut watched = vec![tool.php.binary.clone()];
+    field(&mut hasher, stamp(&tool.php.binary).as_bytes());
+    for argument in super::arguments(&tool.php) {
+        field(&mut hasher, argument.as_encoded_bytes());
+    }
+    for directory in &layout.directories {
+        watched.push(directory.clone());
+    }
+    for file in &layout.ini_files {
+        let content = fs::read(file).unwrap_or_default();
+        field(&mut hasher, file.as_os_str().as_encoded_bytes());
+        field(&mut hasher, &content);
+        for extension in extensions(&content, layout.extension_directory.as_deref()) {
+            field(&mut hasher, stamp(&extension).as_bytes());
+            watched.push(extension);
+        }
+        watched.push(file.clone());
+    }
+    Ok(Installation { digest: hasher.finalize().into(), watched })
+}
+
+/// Which file it is and whether it was written: path, inode, size, time.
+fn stamp(path: &Path) -> String {
+    let told = |metadata: Metadata| {
+        let (seconds, nanoseconds) = (metadata.mtime(), metadata.mtime_nsec());
+        format!("{}:{}:{}:{seconds}.{nanoseconds}", metadata.dev(), metadata.ino(), metadata.size())
+    };
+    format!("{} {}", path.display(), fs::metadata(path).map_or_else(|error| error.kind().to_string(), told))
+}
+
+/// Where `php-fpm -i` says things are.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Layout {
+    ini_files: Vec<PathBuf>,
+    directories: Vec<PathBuf>,
+    extension_directory: Option<PathBuf>,
+}
+
+impl Layout {
+    fn read(printed: &str) -> Self {
+        let mut layout = Self::default();
+        let mut lines = printed.lines();
+        while let Some(line) = lines.next() {
+            let Some((key, value)) = line.split_once(" => ") else { continue };
+            match key {
+                "Configuration File (php.ini) Path" if value.starts_with('/') => layout.directories.push(value.into()),
+                "Loaded Configuration File" if value.starts_with('/') => layout.ini_files.push(value.into()),
+                "Scan this dir for additional .ini files" => {
+                    let directories = value.split(':').filter(|directory| directory.starts_with('/'));
+                    layout.directories.extend(directories.map(PathBuf::from));
+                }
+                "Additional .ini files parsed" => {
+                    let mut entry = value;
+                    loop {
+                        let path = entry.trim().trim_end_matches(',');
+                        if path.starts_with('/') {
+                            layout.ini_files.push(path.into());
+                        }
+                        if !entry.ends_with(',') {
+                            break;
+                        }
+                        let Some(next) = lines.next() else { break };
+                        entry = next;
+                    }
+                }
+                "extension_dir" => layout.extension_directory = value.split(" => ").next().map(PathBuf::from),
+                _ => {}
+            }
+        }
+        layout
+    }
+}
+
+/// Gives the files of the extensions that a php.ini loads.
+fn extensions(ini: &[u8], directory: Option<&Path>) -> Vec<PathBuf> {
+    let text = String::from_utf8_lossy(ini);
+    let mut found = Vec::new();
+    for line in text.lines() {
+        let Some((key, value)) = line.split_once('=') else { continue };
+        if !matches!(key.trim(), "extension" | "zend_extension") {
+            continue;
+        }
+        let value = value.split(';').next().unwrap_or_default().trim().trim_matches(['"', '\'']);
+        if value.is_empty() {
+            continue;
+        }
+        let named = directory.unwrap_or(Path::new("/")).join(value);
+        found.push(if value.ends_with(".so") { named } else { named.with_file_name(format!("{}.so", file_name(&named))) });
+    }
+    found
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layout_is_read_from_what_php_fpm_tells() {
+        let printed = "Configuration File (php.ini) Path => /etc/php\nLoaded Configuration File => /etc/php/php.ini\n\
+                       Scan this dir for additional .ini files => /etc/a:/etc/b\nAdditional .ini files parsed => /etc/a/1.ini,\n\
+                       /etc/b/2.ini\n\nextension_dir => /usr/lib/php => /usr/lib/php\n";
+        let layout = Layout::read(printed);
+        assert_eq!(layout.ini_files, ["/etc/php/php.ini", "/etc/a/1.ini", "/etc/b/2.ini"].map(PathBuf::from));
+        assert_eq!(layout.directories, ["/etc/php", "/etc/a", "/etc/b"].map(PathBuf::from));
+        assert_eq!(layout.extension_directory, Some("/usr/lib/php".into()));
+        let bare = Layout::read("Loaded Configuration File => (none)\nAdditional .ini files parsed => (none)\n");
+        assert_eq!(bare, Layout::default());
+    }
+
+    #[test]
+    fn extensions_are_found_as_php_finds_them() {
+        let ini = b"; extension=no\nextension=pdo\nzend_extension = \"opcache.so\" ; yes\nextension=/opt/x.so\nextension_dir=/y\n";
+        let found = extensions(ini, Some(Path::new("/lib")));
+        assert_eq!(found, ["/lib/pdo.so", "/lib/opcache.so", "/opt/x.so"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn every_part_counts() {
+        let one = Installation { digest: [1; 32], watched: Vec::new() };
+        let two = Installation { digest: [2; 32], watched: Vec::new() };
+        let all = [one.fingerprint(b"a", "b"), one.fingerprint(b"ab", ""), one.fingerprint(b"a", "c"), two.fingerprint(b"a", "b")];
+        assert_eq!(one.fingerprint(b"a", "b"), all[0]);
+        for (at, print) in all.iter().enumerate() {
+            assert_eq!(all.iter().position(|other| other == print), Some(at));
+        }
+    }
+}
