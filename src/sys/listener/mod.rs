@@ -10,6 +10,7 @@
 //! A file that was checked is used through the handle that was checked: modes, owners and probes go by
 //! `/proc/self/fd/N`, never again by a name that others may have given to something else.
 
+mod aside;
 mod file;
 mod holder;
 mod publish;
@@ -29,17 +30,15 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 use rustix::net::sockopt;
 
+pub use aside::keep_aside;
 pub use file::{FileId, examine, file_id};
 pub use holder::Holder;
-pub use publish::{Expected, PublishError, lend, publish, still_ours, sweep, unpublish};
+pub use publish::{Expected, PublishError, lend, publish, still_ours, unpublish};
 pub use tcp::{Joining, bind_tcp};
 pub use unix::{BindError, bind_unix};
 
 /// The kernel's default of `net.core.somaxconn` since 5.4, for the case that it cannot be read.
 const SOMAXCONN_DEFAULT: u32 = 4096;
-
-/// Starts the names that files have only within one call.
-const OWN_PREFIX: &str = ".polyfpm-";
 
 /// A listening socket of ours.
 #[derive(Debug)]

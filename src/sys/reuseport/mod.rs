@@ -162,6 +162,11 @@ impl<K: Clone + Eq + Debug> ReuseportGroup<K> {
         self.members.iter().map(|member| &member.key)
     }
 
+    /// Tells whether new connections may go to a member.
+    pub fn is_pointed_at(&self, key: &K) -> bool {
+        self.pointing.as_ref().is_some_and(|pointing| points_at(pointing, key))
+    }
+
     /// Enters a listener right after it was bound, before another one is. The first one gets all connections, a later one
     /// none until pointed at.
     ///
