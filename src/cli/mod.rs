@@ -2,13 +2,9 @@
 
 pub mod args;
 pub mod check;
-mod dispatch;
 pub mod exit;
 pub mod plan;
 pub mod progress;
 pub mod remote;
 pub mod report;
 pub mod status;
-mod upstream;
-
-pub use dispatch::run;

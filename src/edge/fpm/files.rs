@@ -33,6 +33,8 @@ pub enum FilesError {
 pub struct FoundFiles {
     /// What they say.
     pub reading: Reading,
+    /// What it depended on besides the files: constants, the values of `${…}`, the prefix.
+    pub context: ReadContext,
     /// Every file that was read and every directory a pattern looks into.
     pub watched: Vec<PathBuf>,
 }
@@ -68,10 +70,10 @@ pub async fn read_files(tool: &Tool, build: &mut FpmBuild) -> Result<FoundFiles,
 }
 
 async fn read_once(main: PathBuf, context: ReadContext) -> Result<FoundFiles, FilesError> {
-    tokio::task::spawn_blocking(move || read_now(&main, &context)).await.map_err(|_| FilesError::Stopped)
+    tokio::task::spawn_blocking(move || read_now(&main, context)).await.map_err(|_| FilesError::Stopped)
 }
 
-fn read_now(main: &Path, context: &ReadContext) -> FoundFiles {
+fn read_now(main: &Path, context: ReadContext) -> FoundFiles {
     let mut watched = Vec::new();
     let mut watch = |path: PathBuf| {
         if !watched.contains(&path) {
@@ -88,9 +90,9 @@ fn read_now(main: &Path, context: &ReadContext) -> FoundFiles {
             Ok::<_, IncludeError>(found.paths.into_iter().map(load).collect())
         }
     };
-    let reading = read(main, context, &mut source);
+    let reading = read(main, &context, &mut source);
     reading.files.files.iter().cloned().for_each(&mut watch);
-    FoundFiles { reading, watched }
+    FoundFiles { reading, context, watched }
 }
 
 fn load(path: PathBuf) -> SourceFile {

@@ -5,7 +5,7 @@
 //!
 //! Source: glob(3), php-src `fpm_conf.c`; checked with 8.2.36 by the corpus.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -24,8 +24,14 @@ pub(super) struct Matches {
 /// Lists what fits `pattern`, an absolute path.
 pub(super) fn glob(pattern: &Path) -> Result<Matches, IncludeError> {
     let mut found = Matches::default();
-    let mut reached = vec![PathBuf::from("/")];
-    for component in pattern.as_os_str().as_bytes().split(|byte| *byte == b'/').filter(|part| !part.is_empty()) {
+    let components: Vec<&[u8]> = pattern.as_os_str().as_bytes().split(|byte| *byte == b'/').filter(|part| !part.is_empty()).collect();
+    // The directories before the first wildcard are not looked at by themselves: a missing one is found when it is to be listed.
+    let fixed = components.iter().position(|component| is_wild(component)).unwrap_or(components.len().saturating_sub(1));
+    let (fixed, rest) = components.split_at(fixed);
+    let mut directory = PathBuf::from("/");
+    directory.extend(fixed.iter().map(|component| OsString::from_vec(unescaped(component))));
+    let mut reached = vec![directory];
+    for component in rest {
         let mut next = Vec::new();
         for directory in reached {
             step(&directory, component, &mut next, &mut found.directories)?;
@@ -39,7 +45,7 @@ pub(super) fn glob(pattern: &Path) -> Result<Matches, IncludeError> {
 
 /// Goes from one directory to everything below it that fits one component.
 fn step(directory: &Path, component: &[u8], next: &mut Vec<PathBuf>, looked: &mut Vec<PathBuf>) -> Result<(), IncludeError> {
-    if !component.iter().any(|byte| b"*?[".contains(byte)) {
+    if !is_wild(component) {
         let path = directory.join(OsString::from_vec(unescaped(component)));
         // A link to nothing is there as well: php-fpm will fail to open it and say so.
         if path.symlink_metadata().is_ok() {
@@ -64,6 +70,10 @@ fn step(directory: &Path, component: &[u8], next: &mut Vec<PathBuf>, looked: &mu
         }
     }
     Ok(())
+}
+
+fn is_wild(component: &[u8]) -> bool {
+    component.iter().any(|byte| b"*?[".contains(byte))
 }
 
 fn unescaped(component: &[u8]) -> Vec<u8> {
@@ -164,8 +174,7 @@ fn class(pattern: &[u8]) -> Option<(Class, &[u8])> {
 
 /// Gives the part of a pattern before its first wildcard, up to a whole component: what must be watched for it to appear.
 pub(super) fn fixed_part(pattern: &Path) -> PathBuf {
-    let wild = |part: &OsStr| part.as_bytes().iter().any(|byte| b"*?[".contains(byte));
-    pattern.iter().take_while(|part| !wild(part)).collect()
+    pattern.iter().take_while(|part| !is_wild(part.as_bytes())).collect()
 }
 
 #[cfg(test)]

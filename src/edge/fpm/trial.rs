@@ -22,7 +22,7 @@ pub enum Trial {
     Refused {
         /// What it said, in order; never empty.
         messages: Vec<String>,
-        /// The operator's line that the first message points at, where it points at one.
+        /// The operator's line that the messages point at, where they point at one.
         origin: Option<Origin>,
     },
 }
@@ -68,7 +68,7 @@ pub async fn try_shard(tool: &Tool, files: &PoolFiles, shard: &ShardPlan, choice
     if messages.is_empty() {
         messages.push(format!("it ended with {} and said nothing", tested.exit));
     }
-    let origin = messages.first().and_then(|message| place(message, files, &rendered));
+    let origin = messages.iter().find_map(|message| place(message, files, &rendered));
     Ok(Trial::Refused { messages, origin })
 }
 
@@ -83,7 +83,10 @@ fn place(message: &str, files: &PoolFiles, rendered: &Rendered) -> Option<Origin
 }
 
 /// Phrases of php-fpm's complaints that name a key in other words.
-const PHRASES: [(&str, &str); 6] = [
+const PHRASES: [(&str, &str); 9] = [
+    ("status path", "pm.status_path"),
+    ("ping path", "ping.path"),
+    ("ping response", "ping.response"),
     ("uid for user", "user"),
     ("gid for group", "group"),
     ("other than root", "user"),

@@ -93,6 +93,12 @@ pub(super) fn global(reading: &mut Reading, context: &ReadContext) {
     {
         complain("events.mechanism", format!("event mechanism '{name}' is not available on this system"));
     }
+    if let Some(line) = last("events.mechanism").filter(|line| ["poll", "select"].iter().any(|name| line.value.eq_ignore_ascii_case(name)))
+    {
+        let message =
+            format!("events.mechanism '{}' is not used where a shard has status sockets: php-fpm needs epoll for them", line.value);
+        problems.push(Problem { severity: Severity::Warning, ..at_line(line, message) });
+    }
     let text = |key: &str| last(key).map(|line| line.value.clone());
     let (error_log, pid) = (text("error_log"), text("pid"));
     let process_max = number("process.max").and_then(|max| u32::try_from(max).ok()).filter(|max| *max > 0);
@@ -319,6 +325,9 @@ impl Checker<'_> {
                 let message = format!("the {what} path '{path}' must contain only the following characters '[alphanum]/_-.~'");
                 self.draft.fault(key, message);
             }
+        }
+        if self.draft.filled("chroot").is_some_and(|path| !path.starts_with('/') && path.find("$prefix").is_some_and(|at| at > 0)) {
+            self.draft.fault("chroot", "'$prefix' must be used at the beginning of the value".into());
         }
         if self.draft.filled("ping.path").is_some() && self.draft.text("ping.response").is_some_and(|text| text.is_empty()) {
             self.draft.fault("ping.response", "the ping response page '' is not long enough".into());

@@ -117,7 +117,7 @@ impl Reader<'_> {
             }
             let origin = Origin { file: Arc::clone(&path), line: number };
             let shown = bytes.strip_suffix(b"\r").unwrap_or(bytes);
-            let line = Line { origin: &origin, bytes: shown.split(|byte| *byte == 0).next().unwrap_or(shown) };
+            let line = Line { origin: &origin, bytes: shown };
             if let Some(pattern) = self.line(line, bytes) {
                 self.include(line, &pattern, depth);
             }

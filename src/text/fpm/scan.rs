@@ -3,7 +3,7 @@
 //! php-fpm hands every physical line on its own to Zend's INI scanner in its normal mode. That scanner is a set of
 //! regular rules for each state, the longest match wins, and among equals the first rule. The same is done here, rule
 //! by rule, because the odd corners (a `$` swallows the byte behind it, a blank before `[` makes an array key) decide
-//! what a file means. Bytes behind a NUL still take part in a match that has begun before it, as in php-fpm.
+//! what a file means. A NUL ends the input, yet bytes behind it still take part in a comment that has begun before it.
 //!
 //! Source: php-src `Zend/zend_ini_scanner.l`; checked against 8.2.36 by `tests/it/poolfiles.rs`.
 
@@ -258,13 +258,14 @@ impl Scanner<'_> {
         best
     }
 
-    /// The length of `'…'`; an empty or unclosed pair is none.
+    /// The length of `'…'`; an empty or unclosed pair, or one round a NUL, is none.
     fn single_quoted(&self) -> usize {
         if self.byte(self.at) != Some(b'\'') {
             return 0;
         }
         let inner = self.run(self.at + 1, |byte| byte != b'\'');
-        if inner > 0 && self.byte(self.at + 1 + inner) == Some(b'\'') { inner + 2 } else { 0 }
+        let closed = self.at + 1 + inner < self.limit && self.byte(self.at + 1 + inner) == Some(b'\'');
+        if inner > 0 && closed { inner + 2 } else { 0 }
     }
 
     fn dollar(&self) -> usize {
