@@ -1,2 +1,7 @@
 //! The `polyfpm` binary.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ExitCode::from(polyfpm::cli::run(std::env::args_os()).code())
+}

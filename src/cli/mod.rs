@@ -2,9 +2,13 @@
 
 pub mod args;
 pub mod check;
+mod dispatch;
 pub mod exit;
 pub mod plan;
 pub mod progress;
 pub mod remote;
 pub mod report;
 pub mod status;
+mod upstream;
+
+pub use dispatch::run;

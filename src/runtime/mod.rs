@@ -1,1 +1,49 @@
 //! Floor 3: one loop in which decisions meet effects.
+//!
+//! [`run`] is the supervisor. Events of tasks, commands, signals and deadlines come in one at a time; `core::fleet` decides;
+//! `supervisor` carries the actions out. What takes time is a task that reports back.
+
+mod apply;
+mod blueprint;
+mod boot;
+mod calls;
+pub mod draft;
+mod events;
+mod health;
+mod journal;
+mod launch;
+mod listens;
+mod master;
+mod nginx;
+mod picture;
+mod prove;
+mod quiet;
+mod sockets;
+mod supervisor;
+
+use tokio::sync::mpsc;
+
+pub use boot::{RunError, run};
+pub use nginx::{include_of, write_include};
+
+/// The way from tasks to the loop.
+type Events = mpsc::Sender<events::Event>;
+
+/// Tells the loop; does nothing when the loop has ended.
+async fn tell(events: &Events, event: events::Event) {
+    if events.send(event).await.is_err() {
+        tracing::debug!("event came after the end");
+    }
+}
+
+/// Gives an error with its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

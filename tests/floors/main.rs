@@ -239,6 +239,42 @@ fn pages_are_short_and_their_links_lead_somewhere() {
     report("pages:", &broken);
 }
 
+#[test]
+fn every_cited_fact_is_described_and_guarded() {
+    let page = std::fs::read_to_string(root().join("docs/php-fpm.md")).expect("docs/php-fpm.md");
+    let rows: Vec<Vec<&str>> =
+        page.lines().filter(|line| line.starts_with("| P")).map(|row| row.split('|').map(str::trim).collect()).collect();
+    let known: Vec<&str> = rows.iter().filter_map(|row| row.get(1).copied()).collect();
+    let (sources, tests) = (sources("src"), sources("tests"));
+    let mut broken = Vec::new();
+    for source in sources.iter().chain(&tests) {
+        let cited = facts(&source.comments);
+        broken.extend(
+            cited.iter().filter(|fact| !known.contains(&fact.as_str())).map(|fact| format!("{}: {fact} is nowhere described", source.path)),
+        );
+    }
+    let declared: Vec<&str> =
+        tests.iter().flat_map(|source| source.code.split("fn ").skip(1)).filter_map(|rest| rest.split('(').next()).collect();
+    for row in rows {
+        let (fact, guard) = (row.get(1).copied().unwrap_or(""), row.get(3).copied().unwrap_or(""));
+        let named: Vec<&str> = guard.split('`').skip(1).step_by(2).collect();
+        if named.is_empty() && !guard.starts_with("Not guarded") {
+            broken.push(format!("{fact}: neither a test nor the reason why there is none"));
+        }
+        broken.extend(named.iter().filter(|test| !declared.contains(test)).map(|test| format!("{fact}: there is no test {test}")));
+    }
+    report("facts (docs/php-fpm.md):", &broken);
+}
+
+/// Gives the numbers of facts that a text cites: P20.
+fn facts(text: &str) -> Vec<String> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let facts = words.filter(|word| {
+        word.strip_prefix('P').is_some_and(|digits| (1..=2).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit()))
+    });
+    facts.map(str::to_owned).collect()
+}
+
 /// Gives the relative targets of Markdown links, without their fragments.
 fn links(text: &str) -> Vec<&str> {
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());

@@ -31,6 +31,8 @@
 //!
 //! Pure: time comes in, actions go out. `core::fleet` drives it, the runtime carries the actions out.
 
+mod birth;
+mod ending;
 mod leaving;
 mod machine;
 #[cfg(test)]

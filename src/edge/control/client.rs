@@ -1,6 +1,7 @@
 //! The client's side of the control socket.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -87,8 +88,8 @@ impl ClientError {
     }
 }
 
-/// Sends a command and gives the final reply. Every reply, the final one included, is shown to `on_reply` as it comes.
-/// A watched status ends only with the supervisor or when the future is dropped.
+/// Sends a command and gives the final reply. Every reply, the final one included, is shown to `on_reply` as it comes; where
+/// that breaks off, the call ends with the reply it was shown, which is how a watched status ends before the supervisor does.
 ///
 /// # Errors
 /// When there is no supervisor, it does not let this user in, or the connection ends before the final reply. A final
@@ -96,7 +97,7 @@ impl ClientError {
 ///
 /// # Cancel safety
 /// Dropping the future closes the connection; a job that was begun goes on.
-pub async fn call(socket: &Path, command: Command, mut on_reply: impl FnMut(&Reply)) -> Result<Reply, ClientError> {
+pub async fn call(socket: &Path, command: Command, mut on_reply: impl FnMut(&Reply) -> ControlFlow<()>) -> Result<Reply, ClientError> {
     let mut stream = BufReader::new(connect(socket).await?);
     let is_status = matches!(command, Command::Status { .. });
     let mut line = serde_json::to_vec(&Request { v: VERSION, command }).unwrap_or_default();
@@ -117,8 +118,7 @@ pub async fn call(socket: &Path, command: Command, mut on_reply: impl FnMut(&Rep
             (reply, _) => reply,
         }?;
         first = false;
-        on_reply(&reply);
-        if matches!(reply, Reply::Done { .. } | Reply::Error { .. }) {
+        if on_reply(&reply).is_break() || matches!(reply, Reply::Done { .. } | Reply::Error { .. }) {
             return Ok(reply);
         }
     }

@@ -227,8 +227,11 @@ fn turn_away(stream: UnixStream) {
     io::Write::write_all(&mut &stream, &line).ok();
 }
 
+/// A path that is no UTF-8 has no form in JSON; the client is told so rather than nothing.
 fn encode(reply: &Reply) -> Vec<u8> {
-    let mut line = serde_json::to_vec(reply).unwrap_or_default();
+    let told = serde_json::to_vec(reply);
+    let untold = |source| serde_json::to_vec(&error(ErrorCode::Failed, format!("answer cannot be written as JSON: {source}")));
+    let mut line = told.or_else(untold).unwrap_or_default();
     line.push(b'\n');
     line
 }

@@ -10,6 +10,7 @@
 //! A file that was checked is used through the handle that was checked: modes, owners and probes go by
 //! `/proc/self/fd/N`, never again by a name that others may have given to something else.
 
+mod aside;
 mod file;
 mod holder;
 mod publish;
@@ -29,6 +30,7 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 use rustix::net::sockopt;
 
+pub use aside::keep_aside;
 pub use file::{FileId, examine, file_id};
 pub use holder::Holder;
 pub use publish::{Expected, PublishError, lend, publish, still_ours, unpublish};

@@ -151,8 +151,8 @@ fn p9_a_unix_path_is_cut_to_107_bytes() {
     let directory = ground.text("run/");
     let full = format!("{directory}{}", "x".repeat(120 - directory.len()));
     let pools = format!("[www]\nlisten = {full}\n{}", pool_lines(1));
-    let plan =
-        MasterPlan { name: "long", global: String::new(), pools, sockets: vec![], environment: vec![], arguments: vec![], through: vec![] };
+    let listener = Listener::unix(&ground.path("run/unused.sock"));
+    let plan = MasterPlan { pools, sockets: vec![], ..MasterPlan::one_pool(&ground, "long", &listener, 1) };
     let _master = Master::start(&ground, &plan);
     assert!(!Path::new(&full).exists(), "the path as written");
     assert!(Path::new(full.split_at(107).0).exists(), "the path cut short, without a word");

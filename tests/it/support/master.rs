@@ -92,6 +92,8 @@ pub(crate) struct MasterPlan<'a> {
     pub(crate) environment: Vec<(String, String)>,
     /// Further arguments.
     pub(crate) arguments: Vec<String>,
+    /// The php-fpm to run.
+    pub(crate) binary: PathBuf,
     /// What runs it, such as `taskset`; its arguments follow.
     pub(crate) through: Vec<String>,
 }
@@ -106,7 +108,7 @@ impl<'a> MasterPlan<'a> {
         let pools = format!("[www]\nlisten = {alias}\n{}", pool_lines(workers));
         let sockets = vec![(alias, listener)];
         let global = "process_control_timeout = 60s\n".to_owned();
-        Self { name, global, pools, sockets, environment: Vec::new(), arguments: Vec::new(), through: Vec::new() }
+        Self { name, global, pools, sockets, environment: Vec::new(), arguments: Vec::new(), binary: php_fpm(), through: Vec::new() }
     }
 
     /// Adds lines to the end of the last pool.
@@ -173,7 +175,7 @@ impl Master {
             environment.push(("FPM_SOCKETS", keys.as_str()));
         }
         environment.extend(plan.environment.iter().map(|(name, value)| (name.as_str(), value.as_str())));
-        let fpm = php_fpm().display().to_string();
+        let fpm = plan.binary.display().to_string();
         let mut words: Vec<&str> = plan.through.iter().map(String::as_str).collect();
         words.extend([fpm.as_str(), "--nodaemonize", "--fpm-config", config.as_str()]);
         words.extend(plan.arguments.iter().map(String::as_str));

@@ -9,6 +9,7 @@ mod load;
 mod master;
 mod nginx;
 mod process;
+mod sandbox;
 mod verdict;
 
 use std::fmt::Debug;
@@ -21,6 +22,7 @@ pub(crate) use load::{Clients, Extra, Load};
 pub(crate) use master::{Listener, Master, MasterPlan, php_fpm, pool_lines};
 pub(crate) use nginx::{Nginx, Route, Site, Upstream, unix_pass};
 pub(crate) use process::{alive, run, stat};
+pub(crate) use sandbox::FakeFpm;
 
 /// 10 ms: short against every deadline, long against the cost of a look.
 const LOOK_EVERY: Duration = Duration::from_millis(10);

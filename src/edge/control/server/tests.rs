@@ -1,3 +1,5 @@
+use std::ops::ControlFlow::{Break, Continue};
+
 use tokio::io::{AsyncBufReadExt, AsyncReadExt};
 
 use super::*;
@@ -88,7 +90,12 @@ const WATCH: &[u8] = b"{\"v\":1,\"command\":\"status\",\"watch\":true}\n";
 async fn status_is_answered_while_the_loop_takes_nothing() {
     let desk = Desk::open();
     let mut seen = Vec::new();
-    let last = call(&desk.socket(), Command::Status { watch: false }, |reply| seen.push(reply.clone())).await.unwrap();
+    let last = call(&desk.socket(), Command::Status { watch: false }, |reply| {
+        seen.push(reply.clone());
+        Continue(())
+    })
+    .await
+    .unwrap();
     assert!(matches!(&seen[..], [Reply::Status(told), Reply::Done { .. }] if **told == *snapshot(0)), "{seen:?}");
     assert!(matches!(last, Reply::Done { .. }));
 }
@@ -109,6 +116,24 @@ async fn a_watcher_sees_each_change_and_the_end() {
 }
 
 #[tokio::test]
+async fn a_watch_ends_when_its_reader_breaks_off() {
+    let desk = Desk::open();
+    let last = call(&desk.socket(), Command::Status { watch: true }, |_| Break(())).await.unwrap();
+    assert_eq!(last, Reply::Status(Box::new(Snapshot::clone(&snapshot(0)))));
+}
+
+#[tokio::test]
+async fn a_snapshot_that_has_no_form_in_json_is_told_as_an_error() {
+    let desk = Desk::open();
+    let mut odd = Snapshot::clone(&snapshot(0));
+    let file = PathBuf::from(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"/\xff"));
+    odd.quarantined = vec![Quarantined { pool: PoolName::new("p"), problem: Problem::error("x").at(file, 1) }];
+    desk.snapshot.send(Arc::new(odd)).unwrap();
+    let last = call(&desk.socket(), Command::Status { watch: false }, |_| Continue(())).await.unwrap();
+    assert_eq!(code(&last), Some(ErrorCode::Failed), "{last:?}");
+}
+
+#[tokio::test]
 async fn a_job_tells_its_steps_then_its_end() {
     let mut desk = Desk::open();
     let socket = desk.socket();
@@ -117,7 +142,12 @@ async fn a_job_tells_its_steps_then_its_end() {
     let asked = command.clone();
     let client = tokio::spawn(async move {
         let mut seen = Vec::new();
-        let last = call(&socket, asked, |reply| seen.push(reply.clone())).await.unwrap();
+        let last = call(&socket, asked, |reply| {
+            seen.push(reply.clone());
+            Continue(())
+        })
+        .await
+        .unwrap();
         (seen, last)
     });
     let got = desk.calls.recv().await.unwrap();
@@ -145,7 +175,7 @@ async fn a_job_goes_on_when_its_client_is_gone() {
         tokio::task::yield_now().await;
     }
     got.replies.done("done all the same", Vec::new());
-    assert!(call(&desk.socket(), Command::Status { watch: false }, |_| ()).await.is_ok());
+    assert!(call(&desk.socket(), Command::Status { watch: false }, |_| Continue(())).await.is_ok());
 }
 
 #[tokio::test]
@@ -198,13 +228,13 @@ async fn the_seventeenth_client_is_turned_away_and_a_freed_place_is_given_again(
         watchers.push(watcher);
     }
     for _ in 0..4 {
-        let refusal = call(&desk.socket(), Command::Reload, |_| ()).await.unwrap();
+        let refusal = call(&desk.socket(), Command::Reload, |_| Continue(())).await.unwrap();
         assert_eq!(code(&refusal), Some(ErrorCode::Busy), "{refusal:?}");
     }
     watchers.pop();
     // The server notices when it next has something to say.
     let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
-    while code(&call(&desk.socket(), Command::Status { watch: false }, |_| ()).await.unwrap()).is_some() {
+    while code(&call(&desk.socket(), Command::Status { watch: false }, |_| Continue(())).await.unwrap()).is_some() {
         assert!(tokio::time::Instant::now() < deadline);
         desk.snapshot.send(snapshot(7)).unwrap();
     }
@@ -220,7 +250,7 @@ async fn a_client_that_never_reads_is_dropped() {
     }
     let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
     loop {
-        let answer = call(&desk.socket(), Command::Status { watch: false }, |_| ()).await.unwrap();
+        let answer = call(&desk.socket(), Command::Status { watch: false }, |_| Continue(())).await.unwrap();
         if code(&answer).is_none() {
             break;
         }
@@ -258,14 +288,14 @@ async fn more_requests_than_the_loop_takes_are_refused() {
 async fn the_last_answer_still_arrives_when_the_loop_has_ended() {
     let mut desk = Desk::open();
     let socket = desk.socket();
-    let client = tokio::spawn(async move { call(&socket, Command::Stop, |_| ()).await });
+    let client = tokio::spawn(async move { call(&socket, Command::Stop, |_| Continue(())).await });
     let got = desk.calls.recv().await.unwrap();
     got.replies.done("stopped", Vec::new());
     drop(desk.calls);
     desk.serving.await.unwrap();
     assert!(matches!(client.await.unwrap(), Ok(Reply::Done { .. })));
     assert!(!desk.directory.path().join("control.sock").exists(), "the path is given up");
-    let error = call(&desk.directory.path().join("control.sock"), Command::Reload, |_| ()).await.unwrap_err();
+    let error = call(&desk.directory.path().join("control.sock"), Command::Reload, |_| Continue(())).await.unwrap_err();
     assert!(matches!(error, ClientError::NoSupervisor { .. }), "{error}");
 }
 

@@ -1,0 +1,31 @@
+# make run    a private demo: php-fpm with two shards behind NGINX on 127.0.0.1:8080; Ctrl-C ends it
+# make test   every test, with real php-fpm and NGINX; installs what is missing
+# make lint   format, clippy, documentation
+# make bench  php-fpm's own reload beside a rolling restart, under the same load
+
+.PHONY: run test lint bench setup
+
+setup:
+	@tests/setup.sh
+
+run: setup
+	@cargo build --quiet --locked
+	@demo/run.sh
+
+# A process for each test where nextest is installed; else one test at a time, as tests hand sockets to the programs they start.
+test: setup
+	@if cargo nextest --version >/dev/null 2>&1; then \
+		cargo nextest run --locked --profile $(if $(CI),ci,default) ; \
+	else \
+		cargo test --locked --lib --bins --examples --test floors --test sim && cargo test --locked --test it -- --test-threads=1 ; \
+	fi
+	@cargo test --quiet --locked --doc
+
+lint:
+	@cargo fmt --check
+	@cargo clippy --quiet --all-targets --locked -- -D warnings
+	@RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --document-private-items --locked
+
+bench: setup
+	@cargo build --quiet --release --locked
+	@cargo test --quiet --release --locked --test it -- --ignored --nocapture --test-threads=1 bench::

@@ -1,0 +1,193 @@
+//! From the command line to the command.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::args::{self, Args, Command};
+use super::exit::Exit;
+use super::report::{self, Format};
+use super::{check, plan, remote, upstream};
+use crate::edge::settings;
+use crate::model::problem::{Problem, Severity};
+use crate::model::settings::Settings;
+use crate::model::wire;
+use crate::runtime::draft::{self, Draft, ReadingInput, Trials};
+use crate::runtime::{self, RunError};
+use crate::sys::children::{Children, Subreaper};
+
+/// Runs one command line, the program's name first, and gives how it ended.
+pub fn run(line: impl IntoIterator<Item = OsString>) -> Exit {
+    let Args { which, command } = match args::parse(line) {
+        Ok(args) => args,
+        Err(error) => return report::usage(&error),
+    };
+    if let Command::Completion { shell } = &command {
+        return printed(&String::from_utf8_lossy(&args::completion(*shell)));
+    }
+    let file = match settings::locate(which.config.as_deref(), which.instance.as_deref(), Path::new(settings::ETC_DIRECTORY)) {
+        Ok(file) => absolute(file),
+        Err(error) => {
+            report::error(&error, Some(&error.hint()));
+            return Exit::Config;
+        }
+    };
+    match remote_of(&command) {
+        Some((command, format)) => remote_command(&file, command, format),
+        None => local_command(&file, &command),
+    }
+}
+
+/// Commands this process carries out itself.
+fn local_command(file: &Path, command: &Command) -> Exit {
+    match command {
+        Command::Check { json } => check_command(file, Format::json_if(*json)),
+        Command::Plan { json } => plan_command(file, Format::json_if(*json)),
+        Command::Run => run_command(file),
+        Command::Upstream { write } => upstream_command(file, *write),
+        Command::Status { .. }
+        | Command::Restart { .. }
+        | Command::Reload { .. }
+        | Command::Park { .. }
+        | Command::Unpark { .. }
+        | Command::Drain { .. }
+        | Command::Stop
+        | Command::Reopen
+        | Command::Completion { .. } => Exit::Bug,
+    }
+}
+
+fn absolute(file: PathBuf) -> PathBuf {
+    std::path::absolute(&file).unwrap_or(file)
+}
+
+fn printed(text: &str) -> Exit {
+    match report::print(text) {
+        Ok(()) => Exit::Done,
+        Err(_) => Exit::NotAchieved,
+    }
+}
+
+/// Gives what the running supervisor is asked, for commands that it carries out.
+fn remote_of(command: &Command) -> Option<(wire::Command, Format)> {
+    let asked = match command {
+        Command::Status { json, watch } => (wire::Command::Status { watch: *watch }, Format::json_if(*json)),
+        Command::Restart { targets, pool, json } => {
+            (wire::Command::Restart { selection: Command::selection(targets, pool.as_ref()) }, Format::json_if(*json))
+        }
+        Command::Reload { json } => (wire::Command::Reload, Format::json_if(*json)),
+        Command::Park { shard } => (wire::Command::Park { shard: shard.clone() }, Format::Text),
+        Command::Unpark { shard } => (wire::Command::Unpark { shard: shard.clone() }, Format::Text),
+        Command::Drain { shard } => (wire::Command::Drain { shard: shard.clone() }, Format::Text),
+        Command::Stop => (wire::Command::Stop, Format::Text),
+        Command::Reopen => (wire::Command::Reopen, Format::Text),
+        Command::Check { .. } | Command::Plan { .. } | Command::Run | Command::Upstream { .. } | Command::Completion { .. } => {
+            return None;
+        }
+    };
+    Some(asked)
+}
+
+fn remote_command(file: &Path, command: wire::Command, format: Format) -> Exit {
+    match load(file) {
+        Ok(settings) => remote::run(&settings.control.socket, command, format),
+        Err(exit) => exit,
+    }
+}
+
+fn load(file: &Path) -> Result<Settings, Exit> {
+    match settings::load(file) {
+        Ok(loaded) => Ok(loaded.settings),
+        Err(problems) => {
+            report::problems(&problems);
+            Err(Exit::Config)
+        }
+    }
+}
+
+fn run_command(file: &Path) -> Exit {
+    match runtime::run(file) {
+        Ok(()) => Exit::Done,
+        Err(RunError::Problems(problems)) => {
+            report::problems(&problems);
+            Exit::Config
+        }
+        Err(error @ RunError::Lock(_)) => {
+            report::error(&error, Some("another supervisor of this instance runs; polyfpm status shows it"));
+            Exit::Busy
+        }
+        Err(error) => {
+            report::error(&error, None);
+            Exit::CannotCreate
+        }
+    }
+}
+
+/// What a command that only reads needs: an event loop, the owner of child processes, and everything read.
+struct Desk {
+    runtime: tokio::runtime::Runtime,
+    children: Children,
+    draft: Result<Draft, Vec<Problem>>,
+}
+
+/// Reads everything as the supervisor would, trials included where asked for, and starts nothing.
+fn read_all(file: &Path, trials: Trials) -> Result<Desk, Exit> {
+    let failed = |error: std::io::Error| {
+        report::error(&error, None);
+        Exit::Bug
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let children = Children::start(Subreaper::No).map_err(failed)?;
+    let input = ReadingInput { file: file.to_owned(), previous: None, serving: BTreeMap::new(), trials };
+    let draft = runtime.block_on(draft::read(&children, &input));
+    Ok(Desk { runtime, children, draft })
+}
+
+fn with_draft(file: &Path, act: impl FnOnce(&Draft, &Desk) -> Exit) -> Exit {
+    match read_all(file, Trials::None) {
+        Ok(desk) => match &desk.draft {
+            Ok(draft) => act(draft, &desk),
+            Err(problems) => {
+                report::problems(problems);
+                Exit::Config
+            }
+        },
+        Err(exit) => exit,
+    }
+}
+
+fn upstream_command(file: &Path, write: bool) -> Exit {
+    with_draft(file, |draft, desk| {
+        let written = write.then(|| desk.runtime.block_on(runtime::write_include(&desk.children, draft)));
+        upstream::run(draft, written)
+    })
+}
+
+fn check_command(file: &Path, format: Format) -> Exit {
+    let problems = match read_all(file, Trials::All) {
+        Ok(Desk { draft: Ok(draft), .. }) => {
+            let quarantined = draft.plan.quarantined.iter().map(|bad| {
+                let mut problem = bad.problem.clone();
+                problem.severity = Severity::Error;
+                problem.message = format!("pool {} is kept out: {}", bad.pool, problem.message);
+                problem
+            });
+            draft.problems.iter().cloned().chain(quarantined).collect()
+        }
+        Ok(Desk { draft: Err(problems), .. }) => problems,
+        Err(exit) => return exit,
+    };
+    check::print(&problems, format).unwrap_or(Exit::NotAchieved)
+}
+
+fn plan_command(file: &Path, format: Format) -> Exit {
+    with_draft(file, |draft, _| match format {
+        Format::Json => printed(&format!("{:#}\n", plan::render_json(&draft.plan))),
+        Format::Text => printed(&plan::render_table(&draft.plan, terminal_width())),
+    })
+}
+
+/// Gives the width of the terminal; `None` for a pipe.
+fn terminal_width() -> Option<u16> {
+    rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| size.ws_col.max(60))
+}

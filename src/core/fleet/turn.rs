@@ -1,0 +1,148 @@
+//! One shard's turn: how it begins, how it is seen to have ended.
+
+use std::time::Duration;
+
+use super::Fleet;
+use super::job::{Job, JobStage, Rolled, TurnStep, Who};
+use super::words::{FleetAction, JobFailure, JobKind};
+use crate::core::shard::{Input, LeavingStage, Shard, Slot, Wanted};
+use crate::model::ids::{Generation, ShardId};
+use crate::model::time::Moment;
+
+/// How long a turn waits for the old master to fall quiet before the job goes on without that. With keep-alive NGINX has
+/// closed its last connection 3 s after the switch (P25); the rest is for queues that take long to empty.
+pub const QUIET_PATIENCE: Duration = Duration::from_secs(10);
+
+impl Fleet {
+    pub(super) fn next_turn(&mut self, now: Moment, actions: &mut Vec<FleetAction>) {
+        loop {
+            let Some(job) = &mut self.job else { return };
+            let Some(id) = job.waiting.pop_front() else {
+                self.after_turns(now, actions);
+                return;
+            };
+            let kind = job.order.kind.clone();
+            if self.begin_turn(&id, &kind, now, actions) == Turn::Begun {
+                return;
+            }
+            if let Some(job) = &mut self.job {
+                job.done.push(id.clone());
+            }
+            self.progress(Who(Some(id), None), "skipped", now, actions);
+        }
+    }
+
+    fn begin_turn(&mut self, id: &ShardId, kind: &JobKind, now: Moment, actions: &mut Vec<FleetAction>) -> Turn {
+        let timing = self.timing;
+        let shard = self.shards.entry(id.clone()).or_insert_with(|| Shard::new(id.clone(), timing));
+        let from = shard.serving().map(|(generation, _)| generation);
+        let parked = shard.wanted() == Wanted::Parked;
+        let (input, step) = match kind {
+            JobKind::Park | JobKind::Drain => (Input::Park, TurnStep::Emptying),
+            JobKind::Restart | JobKind::Apply | JobKind::Heal if parked => return Turn::Skipped,
+            JobKind::Restart | JobKind::Apply | JobKind::Heal => match shard.slot() {
+                Slot::Serving { .. } => (Input::Roll, TurnStep::Settling { rolled: Rolled::Yes }),
+                Slot::HandingOver { .. } | Slot::Starting(_) => (Input::Time, TurnStep::Settling { rolled: Rolled::NotYet }),
+                Slot::Empty | Slot::Pausing { .. } => (Input::Start, TurnStep::Settling { rolled: Rolled::Yes }),
+            },
+            JobKind::Unpark => (Input::Start, TurnStep::Settling { rolled: Rolled::Yes }),
+        };
+        if let Some(job) = &mut self.job {
+            job.stage = JobStage::Turn { shard: id.clone(), from, step };
+        }
+        let Some(shard) = self.shards.get_mut(id) else { return Turn::Skipped };
+        for action in shard.handle(input, now) {
+            self.push(action, now, actions);
+        }
+        Turn::Begun
+    }
+
+    /// Looks whether the turn under way has ended, well or badly.
+    pub(super) fn advance(&mut self, now: Moment, actions: &mut Vec<FleetAction>) {
+        while let Some(Job { stage: JobStage::Turn { shard, from, step }, .. }) = &self.job {
+            let (id, from, step) = (shard.clone(), *from, *step);
+            match self.outcome(&id, from, step, now) {
+                Outcome::UnderWay => return,
+                Outcome::RollNow => self.roll_late(&id, now, actions),
+                Outcome::Done => {
+                    if let Some(job) = &mut self.job {
+                        job.done.push(id.clone());
+                    }
+                    let generation = self.shards.get(&id).and_then(|shard| shard.serving().map(|(generation, _)| generation));
+                    self.progress(Who(Some(id), generation), "done", now, actions);
+                    self.next_turn(now, actions);
+                }
+                Outcome::Failed(failure) => {
+                    if let Some(job) = &mut self.job {
+                        job.failure = Some(failure);
+                        job.waiting.clear();
+                    }
+                    // NGINX may have to learn of the shards that did change.
+                    self.after_turns(now, actions);
+                }
+            }
+        }
+    }
+
+    fn roll_late(&mut self, id: &ShardId, now: Moment, actions: &mut Vec<FleetAction>) {
+        let Some(shard) = self.shards.get_mut(id) else { return };
+        let from = shard.serving().map(|(generation, _)| generation);
+        let rolled = shard.handle(Input::Roll, now);
+        if let Some(job) = &mut self.job {
+            job.stage = JobStage::Turn { shard: id.clone(), from, step: TurnStep::Settling { rolled: Rolled::Yes } };
+        }
+        for action in rolled {
+            self.push(action, now, actions);
+        }
+    }
+
+    fn outcome(&self, id: &ShardId, from: Option<Generation>, step: TurnStep, now: Moment) -> Outcome {
+        let Some(shard) = self.shards.get(id) else { return Outcome::Done };
+        match step {
+            TurnStep::Emptying => {
+                let leaving = shard.leaving().iter().any(|leaving| !matches!(leaving.stage(), LeavingStage::Quit { .. }));
+                if matches!(shard.slot(), Slot::Empty) && !leaving { Outcome::Done } else { Outcome::UnderWay }
+            }
+            TurnStep::Settling { rolled } => match shard.slot() {
+                Slot::Serving { .. } if rolled == Rolled::NotYet => Outcome::RollNow,
+                Slot::Serving { generation, .. } if Some(*generation) == from => Outcome::Failed(failure_of(shard)),
+                Slot::Serving { since, .. } => self.settled(shard, *since, now),
+                Slot::Pausing { .. } | Slot::Empty => Outcome::Failed(failure_of(shard)),
+                Slot::Starting(_) | Slot::HandingOver { .. } => Outcome::UnderWay,
+            },
+        }
+    }
+
+    fn settled(&self, shard: &Shard, since: Moment, now: Moment) -> Outcome {
+        let quieting = shard.leaving().iter().any(|leaving| matches!(leaving.stage(), LeavingStage::Quieting { detained: false, .. }));
+        let settled = now >= since.after(self.settle);
+        let patient = now < since.after(QUIET_PATIENCE);
+        if settled && !(quieting && patient) { Outcome::Done } else { Outcome::UnderWay }
+    }
+
+    pub(super) fn turn_deadline(&self) -> Option<Moment> {
+        let JobStage::Turn { shard, step: TurnStep::Settling { .. }, .. } = &self.job.as_ref()?.stage else { return None };
+        let shard = self.shards.get(shard)?;
+        let Slot::Serving { since, .. } = shard.slot() else { return None };
+        let quieting = shard.leaving().iter().any(|leaving| matches!(leaving.stage(), LeavingStage::Quieting { detained: false, .. }));
+        Some(since.after(if quieting { QUIET_PATIENCE.max(self.settle) } else { self.settle }))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Begun,
+    Skipped,
+}
+
+enum Outcome {
+    UnderWay,
+    RollNow,
+    Done,
+    Failed(JobFailure),
+}
+
+fn failure_of(shard: &Shard) -> JobFailure {
+    let why = shard.last_failure().unwrap_or("it went down").to_owned();
+    JobFailure { shard: Some(shard.id().clone()), generation: Some(shard.last_generation()), why }
+}

@@ -1,0 +1,234 @@
+//! How a master comes in: launched, ready, proven, switched, serving; and how that fails.
+
+use std::time::Duration;
+
+use super::leaving::{Leaving, LeavingStage, UNREADY_GRACE};
+use super::machine::{Birth, BlueprintTrust, EFFECT_TIMEOUT, Shard, Slot, Stage, Wanted};
+use super::words::{Action, Blueprint, Note, Quieting, Sockets};
+use crate::model::ids::Generation;
+use crate::model::time::Moment;
+
+/// The longest pause between two failed starts.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+impl Shard {
+    pub(super) fn start(&mut self, now: Moment) -> Vec<Action> {
+        self.wanted = Wanted::Up;
+        match self.slot {
+            Slot::Empty | Slot::Pausing { .. } => {
+                if self.halted {
+                    self.failures = 0;
+                    self.halted = false;
+                }
+                self.begin_start(now)
+            }
+            Slot::Starting(_) | Slot::Serving { .. } | Slot::HandingOver { .. } => Vec::new(),
+        }
+    }
+
+    pub(super) fn begin_start(&mut self, now: Moment) -> Vec<Action> {
+        let blueprint = match self.blueprint {
+            BlueprintTrust::Suspect => Blueprint::LastGood,
+            BlueprintTrust::Trusted | BlueprintTrust::Untried => Blueprint::Current,
+        };
+        let (birth, actions) = self.conceive(Sockets::Held, blueprint, now);
+        self.slot = Slot::Starting(birth);
+        actions
+    }
+
+    pub(super) fn roll(&mut self, now: Moment) -> Vec<Action> {
+        let Slot::Serving { generation, pid, since } = self.slot else { return Vec::new() };
+        if self.wanted != Wanted::Up {
+            return Vec::new();
+        }
+        let (next, actions) = self.conceive(Sockets::New, Blueprint::Current, now);
+        self.slot = Slot::HandingOver { generation, pid, since, next };
+        actions
+    }
+
+    pub(super) fn conceive(&mut self, sockets: Sockets, blueprint: Blueprint, now: Moment) -> (Birth, Vec<Action>) {
+        self.last = self.last.next();
+        let generation = self.last;
+        let until = now.after(EFFECT_TIMEOUT);
+        let birth = Birth { generation, stage: Stage::Launching, pid: None, until, sockets, blueprint };
+        let launch = Action::Launch { master: self.master(generation), sockets, blueprint };
+        (birth, vec![self.note(generation, Note::Starting), launch])
+    }
+
+    pub(super) fn launched(&mut self, generation: Generation, pid: u32, now: Moment) -> Vec<Action> {
+        let until = now.after(self.timing.ready_timeout);
+        if let Some(birth) = self.birth_mut(generation).filter(|birth| birth.stage == Stage::Launching) {
+            birth.pid = Some(pid);
+            birth.stage = Stage::AwaitingReady;
+            birth.until = until;
+            return vec![self.note(generation, Note::Launched)];
+        }
+        // Launched after it was given up: it is on the list of those that leave, and now there is somebody to tell.
+        let master = self.master(generation);
+        self.leaving
+            .iter_mut()
+            .find(|leaving| leaving.generation == generation)
+            .map(|leaving| {
+                leaving.pid = Some(pid);
+                leaving.master_alive = true;
+                leaving.kill(&master, now)
+            })
+            .unwrap_or_default()
+    }
+
+    pub(super) fn ready(&mut self, generation: Generation, now: Moment) -> Vec<Action> {
+        let until = now.after(self.timing.prove_timeout);
+        let Some(birth) = self.birth_mut(generation).filter(|birth| birth.stage == Stage::AwaitingReady) else { return Vec::new() };
+        birth.stage = Stage::Proving;
+        birth.until = until;
+        vec![self.note(generation, Note::Proving), Action::Prove { master: self.master(generation) }]
+    }
+
+    pub(super) fn proven(&mut self, generation: Generation, now: Moment) -> Vec<Action> {
+        let Some(birth) = self.birth_mut(generation).filter(|birth| birth.stage == Stage::Proving) else { return Vec::new() };
+        if birth.sockets == Sockets::Held {
+            return self.begin_serving(now);
+        }
+        birth.stage = Stage::Switching;
+        birth.until = now.after(EFFECT_TIMEOUT);
+        vec![self.note(generation, Note::Switching), Action::Switch { master: self.master(generation) }]
+    }
+
+    pub(super) fn switched(&mut self, generation: Generation, now: Moment) -> Vec<Action> {
+        if self.birth_mut(generation).is_some_and(|birth| birth.stage == Stage::Switching) {
+            return self.begin_serving(now);
+        }
+        Vec::new()
+    }
+
+    /// The birth becomes the serving master; whoever served or was orphaned leaves.
+    pub(super) fn begin_serving(&mut self, now: Moment) -> Vec<Action> {
+        let slot = std::mem::replace(&mut self.slot, Slot::Empty);
+        let (old, birth) = match slot {
+            Slot::Starting(birth) => (None, birth),
+            Slot::HandingOver { generation, pid, next, .. } => (Some((generation, pid)), next),
+            other @ (Slot::Empty | Slot::Pausing { .. } | Slot::Serving { .. }) => {
+                self.slot = other;
+                return Vec::new();
+            }
+        };
+        self.slot = Slot::Serving { generation: birth.generation, pid: birth.pid.unwrap_or_default(), since: now };
+        if birth.blueprint == Blueprint::Current {
+            self.blueprint = BlueprintTrust::Trusted;
+            self.ever_served = true;
+            if old.is_some() {
+                self.last_failure = None;
+            }
+        }
+        let mut actions = Vec::new();
+        if std::mem::take(&mut self.lent) {
+            actions.push(Action::TakeBack { shard: self.id.clone() });
+        }
+        actions.push(self.note(birth.generation, Note::Serving));
+        if let Some((generation, pid)) = old {
+            actions.extend(self.depart(generation, pid, Quieting::Replaced, now));
+        }
+        actions.extend(self.release_orphans(Quieting::Replaced, now));
+        actions
+    }
+
+    pub(super) fn launch_failed(&mut self, generation: Generation, why: String, now: Moment) -> Vec<Action> {
+        let discard = Action::Discard { master: self.master(generation) };
+        if self.birth_mut(generation).is_some() {
+            let mut actions = vec![self.note(generation, Note::Failed(why.clone())), discard];
+            let _birth = self.abandon_birth();
+            actions.extend(self.after_failed_birth(why, now));
+            return actions;
+        }
+        // It was given up while it was being launched.
+        self.leaving.retain(|leaving| leaving.generation != generation);
+        vec![discard]
+    }
+
+    /// Takes the birth out of the slot; the serving master, if any, is alone again.
+    pub(super) fn abandon_birth(&mut self) -> Option<Birth> {
+        match std::mem::replace(&mut self.slot, Slot::Empty) {
+            Slot::Starting(birth) => Some(birth),
+            Slot::HandingOver { generation, pid, since, next } => {
+                self.slot = Slot::Serving { generation, pid, since };
+                Some(next)
+            }
+            other @ (Slot::Empty | Slot::Pausing { .. } | Slot::Serving { .. }) => {
+                self.slot = other;
+                None
+            }
+        }
+    }
+
+    pub(super) fn birth_failed(&mut self, generation: Generation, why: String, now: Moment) -> Vec<Action> {
+        if self.birth_mut(generation).is_none() {
+            return Vec::new();
+        }
+        let mut actions = vec![self.note(generation, Note::Failed(why.clone()))];
+        if let Some(birth) = self.abandon_birth() {
+            actions.extend(self.dismiss(&birth, now));
+        }
+        actions.extend(self.after_failed_birth(why, now));
+        actions
+    }
+
+    pub(super) fn birth_died(&mut self, generation: Generation, why: String, now: Moment) -> Vec<Action> {
+        let master = self.master(generation);
+        let mut actions = vec![self.note(generation, Note::Failed(why.clone()))];
+        if let Some(birth) = self.abandon_birth() {
+            let mut leaving = Leaving {
+                generation,
+                pid: birth.pid,
+                master_alive: false,
+                stage: LeavingStage::Orphaned,
+                since: now,
+                patience: UNREADY_GRACE.min(self.timing.drain_timeout),
+            };
+            actions.extend(leaving.quit(&master, now));
+            self.leaving.push(leaving);
+        }
+        actions.extend(self.after_failed_birth(why, now));
+        actions
+    }
+
+    pub(super) fn after_failed_birth(&mut self, why: String, now: Moment) -> Vec<Action> {
+        self.last_failure = Some(why);
+        if self.blueprint == BlueprintTrust::Untried {
+            self.blueprint = BlueprintTrust::Suspect;
+        }
+        match self.slot {
+            Slot::Empty => self.pause_or_halt(now),
+            Slot::Pausing { .. } | Slot::Starting(_) | Slot::Serving { .. } | Slot::HandingOver { .. } => Vec::new(),
+        }
+    }
+
+    pub(super) fn pause_or_halt(&mut self, now: Moment) -> Vec<Action> {
+        self.failures = self.failures.saturating_add(1);
+        let generation = self.last;
+        self.lent = true;
+        let lend = Action::Lend { shard: self.id.clone() };
+        if self.failures >= self.timing.give_up_after {
+            self.halted = true;
+            let why = self.last_failure.clone().unwrap_or_default();
+            let close = Action::CloseHeld { shard: self.id.clone() };
+            return vec![self.note(generation, Note::Halted(why)), lend, close];
+        }
+        self.slot = Slot::Pausing { until: now.after(self.pause()) };
+        vec![self.note(generation, Note::Pausing), lend]
+    }
+
+    /// Gives the pause after so many failures: `backoff`, doubling, at most a minute.
+    pub(super) fn pause(&self) -> Duration {
+        let doublings = self.failures.saturating_sub(1).min(16);
+        self.timing.backoff.saturating_mul(1 << doublings).min(LONGEST_PAUSE.max(self.timing.backoff))
+    }
+
+    pub(super) fn late(&self, birth: &Birth) -> String {
+        match birth.stage {
+            Stage::Launching => format!("was not started within {EFFECT_TIMEOUT:?}"),
+            Stage::AwaitingReady => format!("was not ready within {:?}", self.timing.ready_timeout),
+            Stage::Proving => format!("did not answer within {:?}", self.timing.prove_timeout),
+            Stage::Switching => format!("did not take its paths within {EFFECT_TIMEOUT:?}"),
+        }
+    }
+}

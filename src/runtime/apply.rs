@@ -1,0 +1,160 @@
+//! Bringing what runs in line with what was read.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use super::boot::told;
+use super::calls::{ActiveCall, Followed};
+use super::draft::{self, Draft, DraftResult, ReadingInput, Trials};
+use super::events::Event;
+use super::supervisor::Supervisor;
+use crate::core::fleet::{JobKind, JobOrder, NginxStep};
+use crate::core::shard::{Timing, Wanted};
+use crate::model::ids::{MasterId, ShardId};
+use crate::model::plan::Fingerprint;
+use crate::model::settings::Settings;
+use crate::model::wire::{ErrorCode, Reply};
+
+/// Whether a reading is under way.
+#[derive(Debug, Default)]
+pub(super) struct Reading {
+    under_way: bool,
+}
+
+impl Reading {
+    /// Tells whether a reading is under way.
+    pub(super) fn is_reading(&self) -> bool {
+        self.under_way
+    }
+}
+
+/// Gives the time-outs of shards from the settings.
+pub(super) fn timing(settings: &Settings) -> Timing {
+    let restart = &settings.restart;
+    let warmup = restart.warmup.iter().map(|warmup| warmup.timeout).sum::<std::time::Duration>();
+    Timing {
+        ready_timeout: restart.ready_timeout,
+        prove_timeout: restart.ready_timeout + warmup,
+        drain_timeout: restart.drain_timeout,
+        stable_after: restart.stable_after,
+        backoff: restart.backoff,
+        give_up_after: restart.give_up_after,
+    }
+}
+
+impl Supervisor {
+    /// Begins to read everything again.
+    pub(super) fn begin_reading(&mut self) {
+        if self.tasks.under_way {
+            return;
+        }
+        self.tasks.under_way = true;
+        told(self.service.reloading());
+        let serving = self.serving_fingerprints();
+        let input =
+            ReadingInput { file: self.settings.file.clone(), previous: Some(Rc::clone(&self.draft)), serving, trials: Trials::Changed };
+        let (children, events) = (self.children.clone(), self.events.clone());
+        drop(tokio::task::spawn_local(async move {
+            let result = draft::read(&children, &input).await;
+            super::tell(&events, Event::Drafted(Box::new(result))).await;
+        }));
+    }
+
+    /// Gives the fingerprint of what serves each shard.
+    fn serving_fingerprints(&self) -> BTreeMap<ShardId, Fingerprint> {
+        self.fleet
+            .shards()
+            .filter_map(|shard| {
+                let master = self.masters.get(&MasterId::new(shard.id(), shard.serving()?.0))?;
+                Some((shard.id().clone(), master.blueprint.fingerprint.clone()))
+            })
+            .collect()
+    }
+
+    /// Takes a reading's end.
+    pub(super) fn drafted(&mut self, result: DraftResult) {
+        self.tasks.under_way = false;
+        let replies = match &self.call {
+            Some(ActiveCall { what: Followed::Reading, .. }) => self.call.take().and_then(|call| call.replies),
+            _ => None,
+        };
+        if self.phase == super::supervisor::Phase::Stopping {
+            return;
+        }
+        let draft = match result {
+            Ok(draft) => draft,
+            Err(problems) => {
+                for problem in &problems {
+                    tracing::error!(problem = %problem, "reload refused");
+                }
+                if let Some(replies) = replies {
+                    replies.finish(refusal(&problems));
+                }
+                self.tell_ready();
+                return;
+            }
+        };
+        let order = self.adopt(draft);
+        self.begin(order, replies);
+        self.tell_ready();
+    }
+
+    /// Makes a draft the present one and gives the job that brings what runs in line with it.
+    fn adopt(&mut self, draft: Draft) -> JobOrder {
+        for bad in &draft.plan.quarantined {
+            if !self.draft.plan.quarantined.contains(bad) {
+                tracing::error!(pool = %bad.pool, problem = %bad.problem, "pool kept out");
+            }
+        }
+        let serving = self.serving_fingerprints();
+        self.settings = Rc::clone(&draft.settings);
+        self.draft = Rc::new(draft);
+        self.fleet.set_timing(timing(&self.settings), self.settings.restart.settle);
+        let mut changed: Vec<ShardId> = self
+            .draft
+            .blueprints
+            .iter()
+            .filter(|(id, blueprint)| serving.get(*id) != Some(&blueprint.fingerprint))
+            .map(|(id, _)| id.clone())
+            .collect();
+        for id in &changed {
+            self.fleet.blueprint_changed(id);
+        }
+        // From the last shard to the first: a pool that becomes split keeps its old path, which shard 1 takes, to the end.
+        changed.sort_by(|one, other| one.group.cmp(&other.group).then(other.index.cmp(&one.index)));
+        let retire = self
+            .fleet
+            .shards()
+            .filter(|shard| shard.wanted() != Wanted::Retired && !self.draft.blueprints.contains_key(shard.id()))
+            .map(|shard| shard.id().clone())
+            .collect();
+        let nginx = if self.draft.nginx.is_some() { NginxStep::Last } else { NginxStep::None };
+        self.watch_files();
+        JobOrder { kind: JobKind::Apply, shards: changed, retire, nginx }
+    }
+
+    /// A file of a bad pool changed: it is tried again.
+    pub(super) fn files_changed(&mut self, paths: &[PathBuf]) {
+        let bad = &self.draft.plan.quarantined;
+        let concerns = |path: &PathBuf| bad.iter().any(|bad| bad.problem.place.as_ref().is_some_and(|place| place.file == *path));
+        let unplaced = bad.iter().any(|bad| bad.problem.place.is_none());
+        if (unplaced && !bad.is_empty()) || paths.iter().any(concerns) {
+            tracing::info!("file of a bad pool changed");
+            self.reload(None);
+        }
+    }
+}
+
+fn refusal(problems: &[crate::model::problem::Problem]) -> Reply {
+    let causes: Vec<String> =
+        problems.iter().filter(|problem| problem.severity == crate::model::problem::Severity::Error).map(ToString::to_string).collect();
+    Reply::Error {
+        code: ErrorCode::Config,
+        message: "settings or pool files are wrong; nothing was changed".to_owned(),
+        causes,
+        hint: Some("run polyfpm check for every problem with its remedy".to_owned()),
+        job: None,
+        shards: Vec::new(),
+    }
+}

@@ -1,0 +1,390 @@
+//! The supervisor's life: what is set up before the first master, the loop, and the end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, watch};
+
+use super::apply::{Reading, timing};
+use super::calls::Pending;
+use super::draft::{self, Draft, ReadingInput, Trials};
+use super::events::Event;
+use super::health::HealthBook;
+use super::nginx::NginxBook;
+use super::quiet::QUIET_POLL;
+use super::sockets::Sockets;
+use super::supervisor::{Phase, Supervisor};
+use crate::core::fleet::Fleet;
+use crate::core::shard::{Input, Slot};
+use crate::edge::control::server::{Call, ControlError, Server};
+use crate::edge::service::{Service, ServiceError};
+use crate::edge::{log, settings as settings_file};
+use crate::model::ids::{MasterId, ShardId};
+use crate::model::problem::Problem;
+use crate::model::settings::Settings;
+use crate::model::time::Moment;
+use crate::sys::children::{Children, Subreaper};
+use crate::sys::lock::{InstanceLock, LockError};
+use crate::sys::signals::{Received, Signals};
+use crate::sys::watch::Watcher;
+
+/// How many events may wait: tasks wait for room, and there are a few for each master.
+const EVENTS: usize = 1024;
+
+/// How many of php-fpm's last lines are told with a failure: the cause, and what it led to.
+const LAST_LINES: usize = 3;
+
+/// How often the snapshot is brought up to date while nothing happens.
+const SNAPSHOT_PERIOD: Duration = Duration::from_secs(1);
+
+/// Says why the supervisor did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Settings or pool files are wrong.
+    #[error("{} problems in settings and pool files", .0.len())]
+    Problems(Vec<Problem>),
+    /// Another supervisor runs this instance, or its lock cannot be taken.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// Something of the system was refused.
+    #[error("{what}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The control socket cannot be had.
+    #[error("open the control socket {}", path.display())]
+    Control {
+        /// Its path.
+        path: PathBuf,
+        /// Why not.
+        source: ControlError,
+    },
+}
+
+/// Runs the supervisor until it is told to stop and nothing is left.
+///
+/// # Errors
+/// It could not start; nothing runs then.
+pub fn run(file: &Path) -> Result<(), RunError> {
+    let system = |what: &str| {
+        let what = what.to_owned();
+        move |source| RunError::System { what, source }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(system("start the event loop"))?;
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, async move {
+        // Before anything else: an early signal must find somebody who hears it.
+        let signals = Signals::new().map_err(system("listen for signals"))?;
+        let settings = settings_file::load(file).map_err(RunError::Problems)?.settings;
+        log::start(settings.log).map_err(|error| RunError::System { what: error.to_string(), source: std::io::Error::other(error) })?;
+        log::end_on_panic();
+        let lock = take_instance(&settings)?;
+        let children = Children::start(Subreaper::Yes).map_err(system("become the parent of orphans"))?;
+        raise_file_limit();
+        let input = ReadingInput { file: file.to_owned(), previous: None, serving: BTreeMap::new(), trials: Trials::None };
+        let draft = draft::read(&children, &input).await.map_err(RunError::Problems)?;
+        let outcome = supervise(draft, children, signals).await;
+        drop(lock);
+        outcome
+    })
+}
+
+/// Makes the runtime directory and takes the lock in it.
+fn take_instance(settings: &Settings) -> Result<InstanceLock, RunError> {
+    let directory = &settings.runtime_directory;
+    let system = |source| RunError::System { what: format!("make the runtime directory {}", directory.display()), source };
+    DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(system)?;
+    let lock = InstanceLock::take(&directory.join("lock"))?;
+    // What an earlier supervisor left: nobody uses it, since the lock is ours.
+    let masters = directory.join("m");
+    if let Err(source) = std::fs::remove_dir_all(&masters)
+        && source.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(system(source));
+    }
+    for path in [&masters, &settings.listen.directory] {
+        let mode = if *path == masters { 0o700 } else { 0o755 };
+        DirBuilder::new().recursive(true).mode(mode).create(path).map_err(system)?;
+    }
+    Ok(lock)
+}
+
+/// Thousands of pools need thousands of descriptors; what the hard limit allows is taken.
+fn raise_file_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard
+        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+    {
+        tracing::warn!(error = %error, "limit of open files was not raised");
+    }
+}
+
+async fn supervise(draft: Draft, children: Children, mut signals: Signals) -> Result<(), RunError> {
+    let (events, mut heard) = mpsc::channel(EVENTS);
+    let (calls, mut called) = mpsc::channel::<Call>(16);
+    let mut supervisor = Supervisor::new(draft, children, events);
+    let control = supervisor.settings.control.clone();
+    let server = Server::bind(&control, supervisor.snapshot.subscribe())
+        .map_err(|source| RunError::Control { path: control.socket.clone(), source })?;
+    let serving = tokio::task::spawn_local(server.serve(calls));
+    supervisor.watch_files();
+    supervisor.start_all();
+    while !supervisor.is_over() {
+        let wake = supervisor.next_wake();
+        tokio::select! {
+            Some(event) = heard.recv() => {
+                supervisor.hear(event);
+                while let Ok(event) = heard.try_recv() {
+                    supervisor.hear(event);
+                }
+            }
+            Some(call) = called.recv() => supervisor.call(call),
+            signal = signals.next() => supervisor.signalled(signal),
+            () = tokio::time::sleep(wake) => {}
+        }
+        supervisor.tick();
+    }
+    serving.abort();
+    supervisor.clean_up();
+    Ok(())
+}
+
+impl Supervisor {
+    fn new(draft: Draft, children: Children, events: super::Events) -> Self {
+        let settings = Rc::clone(&draft.settings);
+        let fleet = Fleet::new(timing(&settings), settings.restart.settle);
+        let empty = super::picture::nothing_yet(&settings);
+        let (snapshot, _) = watch::channel(Arc::new(empty));
+        Self {
+            fleet,
+            draft: Rc::new(draft),
+            sockets: Sockets::default(),
+            masters: BTreeMap::new(),
+            held: BTreeMap::new(),
+            good: BTreeMap::new(),
+            quiet: Vec::new(),
+            health: HealthBook::default(),
+            nginx: NginxBook::new(),
+            call: None,
+            drained: BTreeSet::new(),
+            pending: Pending::Nothing,
+            phase: Phase::Booting,
+            snapshot,
+            events,
+            children,
+            started: Instant::now(),
+            tasks: Reading::default(),
+            service: Service::from_environment().unwrap_or_else(|error| {
+                tracing::warn!(error = %super::chain(&error), "service manager is not told");
+                Service::absent()
+            }),
+            watcher: None,
+            snapshot_due: Moment::START,
+            alive_due: Moment::START,
+            settings,
+        }
+    }
+
+    /// Starts every shard that has pools.
+    fn start_all(&mut self) {
+        for problem in &self.draft.problems {
+            tracing::warn!(problem = %problem, "configuration problem");
+        }
+        for bad in &self.draft.plan.quarantined {
+            tracing::error!(pool = %bad.pool, problem = %bad.problem, "pool kept out");
+        }
+        let ids: Vec<ShardId> = self.draft.blueprints.keys().cloned().collect();
+        for id in ids {
+            let actions = self.fleet.start(&id, self.now());
+            self.carry_out(actions);
+        }
+    }
+
+    /// Takes one event of a task.
+    fn hear(&mut self, event: Event) {
+        match event {
+            Event::Exited { master, exit } => self.exited(&master, exit),
+            Event::GroupGone { master } => {
+                let generation = master.generation;
+                self.feed_master(&master, Input::Gone { generation });
+            }
+            Event::Ready { master } => {
+                let generation = master.generation;
+                self.feed_master(&master, Input::Ready { generation });
+            }
+            Event::Heartbeat { master, text } => self.heartbeat(&master, &text),
+            Event::Proven { master, result } => {
+                let generation = master.generation;
+                let input = match result {
+                    Ok(()) => Input::Proven { generation },
+                    Err(why) => Input::NotProven { generation, why: self.with_last_words(&master, why) },
+                };
+                self.feed_master(&master, input);
+            }
+            Event::Sampled { master, sample } => self.sampled(&master, *sample),
+            Event::Drafted(result) => self.drafted(*result),
+            Event::Nginx(report) => self.nginx_reported(*report),
+            Event::Changed(paths) => self.files_changed(&paths),
+        }
+    }
+
+    fn exited(&mut self, id: &MasterId, exit: crate::sys::children::Exit) {
+        let why = super::launch::exit_words(exit);
+        let why = if exit.success() { why } else { self.with_last_words(id, why) };
+        if let Some(master) = self.masters.get_mut(id) {
+            master.alive = false;
+        }
+        let generation = id.generation;
+        self.feed_master(id, Input::Died { generation, why });
+    }
+
+    /// Adds the last lines php-fpm wrote to a failure.
+    fn with_last_words(&self, id: &MasterId, why: String) -> String {
+        let words = self.masters.get(id).map(super::master::Master::last_words).unwrap_or_default();
+        let last = words.get(words.len().saturating_sub(LAST_LINES)..).unwrap_or_default();
+        if last.is_empty() { why } else { format!("{why}; php-fpm: {}", last.join("; ")) }
+    }
+
+    fn signalled(&mut self, signal: Received) {
+        tracing::info!(signal = ?signal, "signal received");
+        match signal {
+            Received::Term | Received::Int | Received::Quit => self.stop(),
+            Received::Hup => self.reload(None),
+            Received::Usr1 => drop(self.reopen_logs()),
+            Received::Usr2 => self.restart(&crate::model::wire::Selection::default(), None),
+        }
+    }
+
+    /// Does what is due, after every event and at every deadline.
+    fn tick(&mut self) {
+        let now = self.now();
+        if !self.quiet.is_empty() {
+            self.look_for_quiet();
+        }
+        let actions = self.fleet.on_time(now);
+        self.carry_out(actions);
+        if now >= self.health.next_look() {
+            self.look_at_health();
+        }
+        if let Some(interval) = self.service.watchdog_interval()
+            && now >= self.alive_due
+        {
+            self.alive_due = now.after(interval);
+            told(self.service.alive());
+        }
+        self.finish_boot();
+        self.take_up_pending();
+        if now >= self.snapshot_due || self.snapshot_is_stale() {
+            self.snapshot_due = now.after(SNAPSHOT_PERIOD);
+            self.publish_snapshot();
+        }
+    }
+
+    /// READY when every shard has served, or failed once: a bad shard must not hold the unit's start for ever.
+    fn finish_boot(&mut self) {
+        if self.phase != Phase::Booting {
+            return;
+        }
+        let settled = self.fleet.shards().all(|shard| matches!(shard.slot(), Slot::Serving { .. }) || shard.failures() > 0);
+        if settled {
+            self.phase = Phase::Running;
+            tracing::info!(took_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX), "instance serving");
+            self.tell_ready();
+            let follow = self.begin_nginx();
+            self.carry_out(follow);
+            if self.fleet.shards().any(|shard| shard.failures() > 0) {
+                // The start was the trial; the reading that follows names the bad pools and starts the shard without them.
+                self.reload(None);
+            }
+        }
+    }
+
+    /// Tells the service manager that the instance serves, and how many shards of it do.
+    pub(super) fn tell_ready(&self) {
+        let total = self.draft.blueprints.len();
+        let serving = self.fleet.shards().filter(|shard| shard.serving().is_some()).count();
+        let kept_out = self.draft.plan.quarantined.len();
+        let bad = if kept_out == 0 { String::new() } else { format!(", {kept_out} pools kept out") };
+        told(self.service.ready(&format!("{serving} of {total} shards serve{bad}")));
+    }
+
+    fn next_wake(&self) -> Duration {
+        let now = self.now();
+        let mut next = self.snapshot_due.min(self.health.next_look());
+        if let Some(deadline) = self.fleet.deadline() {
+            next = next.min(deadline);
+        }
+        if self.service.watchdog_interval().is_some() {
+            next = next.min(self.alive_due);
+        }
+        let until = next.since(now);
+        if self.quiet.is_empty() { until } else { until.min(QUIET_POLL) }
+    }
+
+    fn is_over(&self) -> bool {
+        self.phase == Phase::Stopping && self.fleet.is_gone() && self.masters.is_empty()
+    }
+
+    fn clean_up(&mut self) {
+        for endpoint in self.sockets.endpoints() {
+            self.sockets.unpublish(&endpoint);
+        }
+        self.held.clear();
+        if let Some(call) = self.call.take()
+            && let Some(replies) = call.replies
+        {
+            replies.finish(crate::model::wire::Reply::Done { message: "stopped".to_owned(), shards: Vec::new() });
+        }
+        for path in [self.settings.runtime_directory.join("m"), self.settings.control.socket.clone()] {
+            let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            if let Err(error) = removed
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::warn!(path = %path.display(), error = %error, "file was not removed");
+            }
+        }
+        tracing::info!("stopped");
+    }
+
+    /// Watches the files the present draft was made from.
+    pub(super) fn watch_files(&mut self) {
+        if let Some(task) = self.watcher.take() {
+            task.abort();
+        }
+        let paths = self.draft.watched.clone();
+        let events = self.events.clone();
+        self.watcher = Some(tokio::task::spawn_local(async move {
+            let mut watcher = match Watcher::new(paths) {
+                Ok(watcher) => watcher,
+                Err(error) => {
+                    tracing::warn!(error = %error, "files are not watched");
+                    return;
+                }
+            };
+            loop {
+                let Ok(changed) = watcher.changed().await else { return };
+                super::tell(&events, Event::Changed(changed)).await;
+            }
+        }));
+    }
+
+    fn snapshot_is_stale(&self) -> bool {
+        self.snapshot.borrow().job.is_some() || self.fleet.job().is_some() || self.phase != Phase::Running
+    }
+}
+
+/// A service manager that cannot be told is no reason to stop.
+pub(super) fn told(result: Result<(), ServiceError>) {
+    if let Err(error) = result {
+        tracing::warn!(error = %super::chain(&error), "service manager was not told");
+    }
+}

@@ -1,0 +1,304 @@
+//! What people and scripts ask for: the control socket's commands and the signals (design, 3.2).
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::boot::told;
+use super::supervisor::{Phase, Supervisor};
+use crate::core::fleet::{Busy, JobFailure, JobKind, JobOrder, NginxStep};
+use crate::core::shard::Input;
+use crate::edge::control::replies::ReplySink;
+use crate::edge::control::server::Call;
+use crate::model::ids::{PoolName, ShardId};
+use crate::model::snapshot::JobView;
+use crate::model::wire::{Command, ErrorCode, Progress, Reply, Selection, ShardRuns};
+
+/// The caller that follows the job under way.
+#[derive(Debug)]
+pub(super) struct ActiveCall {
+    pub(super) replies: Option<ReplySink>,
+    pub(super) what: Followed,
+}
+
+/// What a caller follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Followed {
+    /// A job of the fleet.
+    Job(u64),
+    /// The reading that precedes an apply.
+    Reading,
+    /// The supervisor's end.
+    Stop,
+}
+
+/// What has to be done when the job under way has ended: signals cannot be refused, so they wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(super) enum Pending {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Read everything again (SIGHUP).
+    Reload,
+    /// A rolling restart (SIGUSR2), which reads everything again, too.
+    Restart,
+}
+
+/// The end of a job.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) job: u64,
+    pub(super) kind: JobKind,
+    pub(super) failure: Option<JobFailure>,
+    pub(super) shards: Vec<ShardRuns>,
+    pub(super) took: Duration,
+}
+
+impl Supervisor {
+    /// Carries out a command that came over the control socket.
+    pub(super) fn call(&mut self, call: Call) {
+        let Call { command, peer, replies } = call;
+        tracing::info!(command = command.word(), uid = peer.uid, pid = peer.pid.unwrap_or_default(), "command received");
+        if self.phase == Phase::Stopping && command != Command::Stop {
+            replies.finish(error(ErrorCode::Stopping, "the supervisor is stopping"));
+            return;
+        }
+        match command {
+            Command::Status { .. } => replies.finish(Reply::Status(Box::new(self.picture()))),
+            Command::Restart { selection } => self.restart(&selection, Some(replies)),
+            Command::Reload => self.reload(Some(replies)),
+            Command::Park { shard } => self.one_shard(JobKind::Park, shard, NginxStep::None, replies),
+            Command::Drain { shard } => self.one_shard(JobKind::Drain, shard, NginxStep::First, replies),
+            Command::Unpark { shard } => {
+                let nginx = if self.drained.contains(&shard) { NginxStep::Last } else { NginxStep::None };
+                self.one_shard(JobKind::Unpark, shard, nginx, replies);
+            }
+            Command::Stop => {
+                self.call = Some(ActiveCall { replies: Some(replies), what: Followed::Stop });
+                self.stop();
+            }
+            Command::Reopen => {
+                let count = self.reopen_logs();
+                replies.finish(Reply::Done { message: format!("{count} masters were told to reopen their logs"), shards: Vec::new() });
+            }
+        }
+    }
+
+    /// Begins a rolling restart. `replies` is absent when a signal asked for it.
+    pub(super) fn restart(&mut self, selection: &Selection, replies: Option<ReplySink>) {
+        if let Some(job) = self.job_view() {
+            self.refuse_or_keep(&job, replies, Pending::Restart);
+            return;
+        }
+        match self.select(selection) {
+            Ok(shards) => {
+                let order = JobOrder { kind: JobKind::Restart, shards, retire: Vec::new(), nginx: NginxStep::None };
+                self.begin(order, replies);
+            }
+            Err(message) => reply(replies, error(ErrorCode::Usage, &message)),
+        }
+    }
+
+    /// Reads everything again; what differs is handed over when the reading is done.
+    pub(super) fn reload(&mut self, replies: Option<ReplySink>) {
+        if let Some(job) = self.job_view() {
+            self.refuse_or_keep(&job, replies, Pending::Reload);
+            return;
+        }
+        self.call = Some(ActiveCall { replies, what: Followed::Reading });
+        self.begin_reading();
+    }
+
+    fn refuse_or_keep(&mut self, job: &JobView, replies: Option<ReplySink>, wish: Pending) {
+        match replies {
+            Some(replies) => replies.finish(busy(job)),
+            None => self.pending = self.pending.max(wish),
+        }
+    }
+
+    fn one_shard(&mut self, kind: JobKind, shard: ShardId, nginx: NginxStep, replies: ReplySink) {
+        if let Some(job) = self.job_view() {
+            replies.finish(busy(&job));
+            return;
+        }
+        if self.draft.plan.shard(&shard).is_none_or(|plan| plan.placements.is_empty()) {
+            replies.finish(error(ErrorCode::Usage, &format!("there is no shard {shard} with pools: see polyfpm status")));
+            return;
+        }
+        match kind {
+            JobKind::Drain => drop(self.drained.insert(shard.clone())),
+            JobKind::Unpark => drop(self.drained.remove(&shard)),
+            JobKind::Restart | JobKind::Apply | JobKind::Park | JobKind::Heal => {}
+        }
+        self.begin(JobOrder { kind, shards: vec![shard], retire: Vec::new(), nginx }, Some(replies));
+    }
+
+    /// Begins a job and remembers who follows it.
+    pub(super) fn begin(&mut self, order: JobOrder, replies: Option<ReplySink>) {
+        let verb = order.kind.word();
+        match self.fleet.begin(order, self.now()) {
+            Ok((number, actions)) => {
+                tracing::info!(job = number, verb, "job began");
+                self.call = Some(ActiveCall { replies, what: Followed::Job(number) });
+                self.carry_out(actions);
+            }
+            Err(Busy(job)) => reply(replies, busy(&job)),
+        }
+    }
+
+    /// Gives the shards a selection means, in order.
+    fn select(&self, selection: &Selection) -> Result<Vec<ShardId>, String> {
+        let running: Vec<&crate::model::plan::ShardPlan> =
+            self.draft.plan.shards.iter().filter(|shard| !shard.placements.is_empty()).collect();
+        let mut chosen: BTreeSet<ShardId> = BTreeSet::new();
+        for target in &selection.targets {
+            let before = chosen.len();
+            let matches = running.iter().filter(|shard| shard.id.to_string() == *target || shard.id.group.as_str() == target);
+            chosen.extend(matches.map(|shard| shard.id.clone()));
+            if chosen.len() == before && !chosen.iter().any(|id| id.to_string() == *target) {
+                return Err(format!("'{target}' names no group or shard that runs: see polyfpm status"));
+            }
+        }
+        if selection.targets.is_empty() {
+            chosen.extend(running.iter().map(|shard| shard.id.clone()));
+        }
+        if let Some(pool) = &selection.pool {
+            if self.draft.plan.pool(pool).is_none() {
+                return Err(format!("there is no pool '{pool}' that runs: see polyfpm status"));
+            }
+            chosen.retain(|id| self.carries(id, pool));
+        }
+        if chosen.is_empty() {
+            return Err("no shard that runs is meant".to_owned());
+        }
+        Ok(chosen.into_iter().collect())
+    }
+
+    fn carries(&self, id: &ShardId, pool: &PoolName) -> bool {
+        self.draft.plan.shard(id).is_some_and(|shard| shard.placements.iter().any(|placement| placement.pool == *pool))
+    }
+
+    /// Gives the job under way, the reading before an apply included.
+    pub(super) fn job_view(&self) -> Option<JobView> {
+        self.fleet.job().or_else(|| {
+            self.tasks.is_reading().then(|| JobView {
+                job: 0,
+                verb: "reload".to_owned(),
+                done: 0,
+                total: 0,
+                step: "reading settings and pool files".to_owned(),
+            })
+        })
+    }
+
+    /// Passes a step of the job to whoever follows it.
+    pub(super) fn tell_progress(&mut self, step: Progress) {
+        if let Some(ActiveCall { replies: Some(replies), what: Followed::Job(number) }) = &self.call
+            && *number == step.job.job
+        {
+            replies.progress(step);
+        }
+    }
+
+    /// Tells the end of a job to whoever follows it.
+    pub(super) fn job_finished(&mut self, ended: Ended) {
+        let Ended { job, kind, failure, shards, took } = ended;
+        let (verb, took_ms) = (kind.word(), u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
+        let answer = match failure {
+            None => {
+                tracing::info!(job, verb, took_ms, "job done");
+                Reply::Done { message: done_message(&kind, &shards), shards }
+            }
+            Some(failure) => {
+                let whose = failure.shard.as_ref().map(ToString::to_string).unwrap_or_default();
+                tracing::error!(job, verb, took_ms, shard = whose, why = failure.why, "job failed");
+                failed(&failure, shards)
+            }
+        };
+        if matches!(&self.call, Some(ActiveCall { what: Followed::Job(number), .. }) if *number == job)
+            && let Some(call) = self.call.take()
+        {
+            reply(call.replies, answer);
+        }
+        self.fleet.forget_gone();
+    }
+
+    /// Does what signals asked for while a job was under way.
+    pub(super) fn take_up_pending(&mut self) {
+        if self.job_view().is_some() || self.phase != Phase::Running {
+            return;
+        }
+        match std::mem::take(&mut self.pending) {
+            Pending::Nothing => {}
+            Pending::Reload => self.reload(None),
+            Pending::Restart => self.restart(&Selection::default(), None),
+        }
+    }
+
+    /// Ends every master, each within the drain time-out.
+    pub(super) fn stop(&mut self) {
+        if self.phase == Phase::Stopping {
+            return;
+        }
+        tracing::info!("stopping");
+        self.phase = Phase::Stopping;
+        self.pending = Pending::Nothing;
+        told(self.service.stopping());
+        let actions = self.fleet.stop(self.now());
+        self.carry_out(actions);
+    }
+
+    /// Tells every master to reopen its logs (SIGUSR1); gives how many were told.
+    pub(super) fn reopen_logs(&mut self) -> usize {
+        let living = self.masters.values().filter(|master| master.alive).filter_map(|master| master.pid);
+        living.filter(|pid| self.children.signal(*pid, nix::sys::signal::Signal::SIGUSR1).is_ok()).count()
+    }
+
+    /// Feeds an input to a master's shard.
+    pub(super) fn feed_master(&mut self, id: &crate::model::ids::MasterId, input: Input) {
+        self.feed(&id.shard.clone(), input);
+    }
+}
+
+fn reply(replies: Option<ReplySink>, answer: Reply) {
+    if let Some(replies) = replies {
+        replies.finish(answer);
+    }
+}
+
+fn done_message(kind: &JobKind, shards: &[ShardRuns]) -> String {
+    let count = shards.iter().filter(|runs| runs.outcome == "changed").count();
+    match kind {
+        JobKind::Restart | JobKind::Heal => format!("{count} shards restarted, no request lost"),
+        JobKind::Apply if count == 0 => "nothing differs".to_owned(),
+        JobKind::Apply => format!("{count} shards changed"),
+        JobKind::Park => "parked".to_owned(),
+        JobKind::Drain => "drained".to_owned(),
+        JobKind::Unpark => "serving".to_owned(),
+    }
+}
+
+fn failed(failure: &JobFailure, shards: Vec<ShardRuns>) -> Reply {
+    let message = match (&failure.shard, failure.generation) {
+        (Some(shard), Some(generation)) => format!("start {shard}#{generation}"),
+        (Some(shard), None) => format!("change {shard}"),
+        (None, _) => failure.why.clone(),
+    };
+    let causes = if failure.shard.is_some() { vec![failure.why.clone()] } else { Vec::new() };
+    let hint = failure.shard.is_some().then(|| "the old master still serves; mend the cause and run the command again".to_owned());
+    Reply::Error { code: ErrorCode::Failed, message, causes, hint, job: None, shards }
+}
+
+fn error(code: ErrorCode, message: &str) -> Reply {
+    Reply::Error { code, message: message.to_owned(), causes: Vec::new(), hint: None, job: None, shards: Vec::new() }
+}
+
+fn busy(job: &JobView) -> Reply {
+    Reply::Error {
+        code: ErrorCode::Busy,
+        message: format!("a {} is under way: {} of {} shards done, {}", job.verb, job.done, job.total, job.step),
+        causes: Vec::new(),
+        hint: Some("wait for it to end, then try again".to_owned()),
+        job: Some(job.clone()),
+        shards: Vec::new(),
+    }
+}

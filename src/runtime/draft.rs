@@ -1,0 +1,326 @@
+//! Reading everything: settings, php-fpm, pool files, NGINX, host; and making the plan and each shard's blueprint of it.
+//!
+//! A reading changes nothing. It runs as a task beside the loop, which compares its result with what runs and hands over
+//! what differs.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+use super::blueprint::{Blueprint, Notifies, StatusPoint, StderrChoice};
+use super::listens;
+use crate::core::plan::{self, PlanInput, Planned};
+use crate::edge::fpm::{self, Installation, Tool, TrialError};
+use crate::edge::nginx::{self, NginxState};
+use crate::edge::settings as settings_file;
+use crate::model::clients::{Clients, PassTarget};
+use crate::model::host::{FpmBuild, Host};
+use crate::model::ids::{PoolName, ShardId};
+use crate::model::plan::{Fingerprint, Plan, ShardPlan};
+use crate::model::pool::{Pool, PoolFiles, ProcessManager, Quarantined};
+use crate::model::problem::{Problem, Severity};
+use crate::model::settings::Settings;
+use crate::sys::children::Children;
+use crate::sys::{listener, proc};
+use crate::text::fpm::{Reading, RenderError, ShardChoices, StatusListener, render_shard};
+
+/// How many pools of a shard get a private status socket. Each costs php-fpm a hidden pool (P42: 1,000 of them made a master
+/// ready in 0.51 s instead of 0.29 s) and a worker while it is asked; the pools with the most workers matter most.
+pub const STATUS_POOLS: usize = 64;
+
+/// Whether configurations are tried with `php-fpm -t` before anything is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trials {
+    /// Those of shards that differ from what runs: a bad pool is found before a handover fails on it.
+    Changed,
+    /// Every shard's: for `check`.
+    All,
+    /// None: at boot the start itself is the trial, and a shard that fails it is read again with trials.
+    None,
+}
+
+/// Everything that was read, and what follows from it.
+#[derive(Debug, Clone)]
+pub struct Draft {
+    /// The settings.
+    pub settings: Rc<Settings>,
+    /// The php-fpm.
+    pub build: FpmBuild,
+    /// The pool files, without pools that are kept out, and with the last good form of those that still run.
+    pub files: PoolFiles,
+    /// NGINX as it was found; `None` where the settings switch it off.
+    pub nginx: Option<NginxState>,
+    /// What should run.
+    pub plan: Plan,
+    /// What each shard that is not empty is made from.
+    pub blueprints: BTreeMap<ShardId, Rc<Blueprint>>,
+    /// How long connections of each pool's clients may be used again after a handover (P25).
+    pub keepalive: BTreeMap<PoolName, Duration>,
+    /// What the operator should know: no errors.
+    pub problems: Vec<Problem>,
+    /// Files and directories whose change matters.
+    pub watched: Vec<PathBuf>,
+}
+
+/// A reading's end: a draft, or every error that stands in its way.
+pub type DraftResult = Result<Draft, Vec<Problem>>;
+
+/// What a reading starts from.
+#[derive(Debug, Clone)]
+pub struct ReadingInput {
+    /// The settings file.
+    pub file: PathBuf,
+    /// What runs now.
+    pub previous: Option<Rc<Draft>>,
+    /// The fingerprints that serve now.
+    pub serving: BTreeMap<ShardId, Fingerprint>,
+    /// Which configurations are tried.
+    pub trials: Trials,
+}
+
+/// Reads everything.
+///
+/// # Errors
+/// Every error that was found, in every file.
+pub async fn read(children: &Children, input: &ReadingInput) -> DraftResult {
+    let loaded = settings_file::load(&input.file)?;
+    let (settings, mut problems) = (Rc::new(loaded.settings), loaded.problems);
+    let tool = Tool::new(children.clone(), settings.php.clone(), fpm::environment(&settings.php, std::env::vars_os()));
+    let refused = |problems: &[Problem], error: &dyn std::error::Error| {
+        let problem = Problem::error(super::chain(error)).at(&input.file, 0);
+        [problems, &[problem.remedy("set php.binary and php.config to those of this installation")]].concat()
+    };
+    let mut build = fpm::probe(&tool).await.map_err(|error| refused(&problems, &error))?;
+    let found = fpm::read_files(&tool, &mut build).await.map_err(|error| refused(&problems, &error))?;
+    problems.extend(found.reading.problems.iter().chain(&found.reading.further).cloned());
+    if found.reading.problems.iter().any(|problem| problem.severity == Severity::Error) {
+        return Err(problems);
+    }
+    let (nginx, installation) = tokio::join!(probe_nginx(children, &settings), fpm::installation(&tool));
+    let installation = installation.map_err(|error| refused(&problems, &error))?;
+    problems.extend(nginx.iter().flat_map(|state| state.problems.iter().cloned()));
+    let watched = [found.watched, installation.watched.clone(), vec![input.file.clone()]].concat();
+    let Reading { files, quarantined, .. } = found.reading;
+    let previous = input.previous.clone();
+    let mut workshop = Workshop { settings, build, tool, files, nginx, installation, quarantined, kept: Vec::new(), previous };
+    workshop.keep_last_good();
+    let mut made = workshop.make()?;
+    if input.trials != Trials::None {
+        let bad = workshop.try_out(&made, input).await.map_err(|error| refused(&problems, &error))?;
+        if !bad.is_empty() {
+            workshop.quarantine(bad);
+            made = workshop.make()?;
+        }
+    }
+    problems.extend(made.problems);
+    let keepalive = keepalive_waits(&made.plan, workshop.nginx.as_ref(), &workshop.settings);
+    let Workshop { settings, build, files, nginx, .. } = workshop;
+    Ok(Draft { settings, build, files, nginx, plan: made.plan, blueprints: made.blueprints, keepalive, problems, watched })
+}
+
+async fn probe_nginx(children: &Children, settings: &Settings) -> Option<NginxState> {
+    if settings.nginx.enabled { Some(nginx::probe(children, &settings.nginx).await) } else { None }
+}
+
+struct Workshop {
+    settings: Rc<Settings>,
+    build: FpmBuild,
+    files: PoolFiles,
+    nginx: Option<NginxState>,
+    tool: Tool,
+    installation: Installation,
+    quarantined: Vec<Quarantined>,
+    /// Bad pools that go on as they last were good.
+    kept: Vec<Quarantined>,
+    previous: Option<Rc<Draft>>,
+}
+
+struct Made {
+    plan: Plan,
+    blueprints: BTreeMap<ShardId, Rc<Blueprint>>,
+    problems: Vec<Problem>,
+}
+
+impl Workshop {
+    /// A pool whose files went bad while it runs goes on as it last was good: bad input changes nothing that runs.
+    fn keep_last_good(&mut self) {
+        let Some(previous) = &self.previous else { return };
+        let (mut kept, mut out) = (Vec::new(), Vec::new());
+        for mut bad in std::mem::take(&mut self.quarantined) {
+            match previous.files.pools.iter().find(|pool| pool.name == bad.pool) {
+                Some(good) => {
+                    bad.problem.message.push_str("; the pool goes on as it last was good");
+                    self.files.pools.push(good.clone());
+                    kept.push(bad);
+                }
+                None => out.push(bad),
+            }
+        }
+        if !kept.is_empty() {
+            // The order of the pools is part of a shard's configuration: one that is back in its place changes nothing.
+            let place = |pool: &Pool| previous.files.pools.iter().position(|before| before.name == pool.name).unwrap_or(usize::MAX);
+            self.files.pools.sort_by_key(place);
+        }
+        self.quarantined = out;
+        self.kept.append(&mut kept);
+    }
+
+    fn quarantine(&mut self, bad: Vec<Quarantined>) {
+        self.files.pools.retain(|pool| !bad.iter().any(|bad| bad.pool == pool.name));
+        self.quarantined.extend(bad);
+        self.keep_last_good();
+    }
+
+    fn make(&self) -> Result<Made, Vec<Problem>> {
+        let (listens, mut quarantined) = listens::resolve_all(&self.files, &fpm::prefix(&self.settings.php, &self.build));
+        quarantined.extend(self.quarantined.iter().cloned());
+        let host = Host { cpus: proc::available_cpus().unwrap_or_default(), somaxconn: listener::somaxconn(), listens };
+        let unknown = Clients::default();
+        let clients = self.nginx.as_ref().map_or(&unknown, |state| &state.clients);
+        let previous = self.previous.as_ref().map(|draft| &draft.plan);
+        let input = PlanInput { settings: &self.settings, files: &self.files, quarantined: &quarantined, clients, host: &host, previous };
+        let Planned { mut plan, problems } = plan::plan(&input);
+        plan.quarantined.extend(self.kept.iter().cloned());
+        if problems.iter().any(|problem| problem.severity == Severity::Error) {
+            return Err(problems);
+        }
+        let mut made = Made { plan, blueprints: BTreeMap::new(), problems };
+        let shards: Vec<ShardPlan> = made.plan.shards.iter().filter(|shard| !shard.placements.is_empty()).cloned().collect();
+        for shard in shards {
+            let blueprint = self.blueprint(&shard).map_err(|error| vec![Problem::error(error.to_string())])?;
+            made.blueprints.insert(shard.id.clone(), Rc::new(blueprint));
+        }
+        Ok(made)
+    }
+
+    fn blueprint(&self, shard: &ShardPlan) -> Result<Blueprint, RenderError> {
+        let status = self.status_points(shard);
+        let rendered = render_shard(&self.files, shard, ShardChoices { status: &status_listeners(&status), ..self.choices() })?;
+        let asked = |pool: &str| status.iter().any(|point| point.pool.as_str() == pool);
+        let warmups = self.settings.restart.warmup.iter().filter(|warmup| asked(&warmup.pool)).cloned().collect();
+        let environment = fpm::environment(&self.settings.php, std::env::vars_os());
+        let extra = format!("{}{environment:?}{:?}", plan::placement_fingerprint_text(shard), self.settings.limits);
+        Ok(Blueprint {
+            fingerprint: self.installation.fingerprint(&rendered.text, &extra),
+            plan: shard.clone(),
+            config: rendered.text,
+            status,
+            warmups,
+            binary: self.settings.php.binary.clone(),
+            arguments: fpm::arguments(&self.settings.php),
+            environment,
+            notifies: if self.build.systemd { Notifies::Yes } else { Notifies::No },
+            stderr: stderr_choice(&self.files),
+        })
+    }
+
+    fn choices(&self) -> ShardChoices<'_> {
+        static NONE: BTreeMap<PoolName, StatusListener> = BTreeMap::new();
+        ShardChoices { drain_timeout: self.settings.restart.drain_timeout, status: &NONE }
+    }
+
+    /// Gives the private status listeners of a shard: pools with a warm-up first, then those with the most workers.
+    fn status_points(&self, shard: &ShardPlan) -> Vec<StatusPoint> {
+        if !self.build.status_listen {
+            return Vec::new();
+        }
+        let pools: BTreeMap<&PoolName, &Pool> = self.files.pools.iter().map(|pool| (&pool.name, pool)).collect();
+        let warms = |pool: &PoolName| self.settings.restart.warmup.iter().any(|warmup| warmup.pool == pool.as_str());
+        let mut order: Vec<_> = shard.placements.iter().filter_map(|placement| Some((placement, *pools.get(&placement.pool)?))).collect();
+        order.sort_by_key(|(placement, pool)| {
+            (!warms(&placement.pool), pool.pm == ProcessManager::Ondemand, std::cmp::Reverse(placement.workers.max_children))
+        });
+        order.iter().take(STATUS_POOLS).map(|(placement, pool)| status_point(&self.settings, &placement.listener.alias, pool)).collect()
+    }
+
+    async fn try_out(&self, made: &Made, input: &ReadingInput) -> Result<Vec<Quarantined>, TrialError> {
+        let mut bad = Vec::new();
+        for (id, blueprint) in &made.blueprints {
+            let differs = input.serving.get(id) != Some(&blueprint.fingerprint);
+            if differs || input.trials == Trials::All {
+                let listeners = status_listeners(&blueprint.status);
+                let choices = ShardChoices { status: &listeners, ..self.choices() };
+                bad.extend(fpm::find_bad_pools(&self.tool, &self.files, &blueprint.plan, choices).await?);
+            }
+        }
+        Ok(bad)
+    }
+}
+
+fn status_listeners(points: &[StatusPoint]) -> BTreeMap<PoolName, StatusListener> {
+    points
+        .iter()
+        .map(|point| {
+            let (alias, status_path, ping_path) = (point.alias.clone(), point.status_path.clone(), point.ping_path.clone());
+            (point.pool.clone(), StatusListener { alias, status_path, ping_path })
+        })
+        .collect()
+}
+
+fn status_point(settings: &Settings, alias: &str, pool: &Pool) -> StatusPoint {
+    let secret = path_secret(settings, &pool.name);
+    StatusPoint {
+        pool: pool.name.clone(),
+        alias: status_alias(alias, &secret),
+        ping_path: pool.ping_path.clone().unwrap_or_else(|| format!("/{secret}-ping")),
+        ping_response: pool.ping_response.clone().unwrap_or_else(|| "pong".to_owned()),
+        status_path: pool.status_path.clone().unwrap_or_else(|| format!("/{secret}-status")),
+    }
+}
+
+fn status_alias(alias: &str, secret: &str) -> String {
+    if alias.starts_with('/') { format!("{alias}.s") } else { format!("/.polyfpm/{}.s", secret.get(..12).unwrap_or(secret)) }
+}
+
+/// Gives a text nobody outside can guess, the same for as long as the host is up: status and ping answer on the public
+/// socket, too (S13), and a new text at each reading would look like a change.
+fn path_secret(settings: &Settings, pool: &PoolName) -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    let mut digest = Sha256::new();
+    for part in [boot.trim(), machine.trim(), settings.instance.as_str(), pool.as_str()] {
+        digest.update(part.as_bytes());
+        digest.update([0]);
+    }
+    digest.finalize().iter().take(12).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn stderr_choice(files: &PoolFiles) -> StderrChoice {
+    match files.global.error_log.as_deref() {
+        Some("/proc/self/fd/2" | "/dev/stderr" | "/dev/fd/2") => StderrChoice::Inherit,
+        _ => StderrChoice::File,
+    }
+}
+
+/// Gives, for each pool, how long a client may use a connection again after the pool's listener lost its path: nothing where
+/// NGINX keeps no connections, what P25 asks for where it keeps them for a short time, the whole drain time-out where it
+/// keeps them as long as it likes. Pools of unknown clients get no entry.
+fn keepalive_waits(plan: &Plan, nginx: Option<&NginxState>, settings: &Settings) -> BTreeMap<PoolName, Duration> {
+    let Some(clients) = nginx.map(|state| &state.clients).filter(|clients| clients.known) else { return BTreeMap::new() };
+    let unknown = clients.passes.iter().any(|pass| matches!(pass.target, PassTarget::Variable(_)) && pass.keep_conn);
+    let wait = |pool: &crate::model::plan::PoolPlan| {
+        let own = pool.upstream.clone();
+        let reaching = clients.passes.iter().filter(|pass| pass.keep_conn).filter_map(|pass| match &pass.target {
+            PassTarget::Upstream(name) => Some(name),
+            PassTarget::Endpoint(_) | PassTarget::Variable(_) => None,
+        });
+        let mut longest = Duration::ZERO;
+        for name in reaching {
+            let block = clients.upstreams.iter().find(|block| block.name.eq_ignore_ascii_case(name));
+            let leads_here = name.eq_ignore_ascii_case(&own)
+                || block.is_some_and(|block| pool.servers.iter().any(|server| block.servers.contains(&server.endpoint)));
+            let keeps = block.is_some_and(|block| block.keepalive.unwrap_or_default() > 0);
+            if !leads_here || !keeps {
+                continue;
+            }
+            let bounds = block.and_then(|block| Some(block.keepalive_time? + block.keepalive_timeout?));
+            let margin = Duration::from_millis(300);
+            longest = longest.max(bounds.map_or(settings.restart.drain_timeout, |bounds| bounds + margin));
+        }
+        longest
+    };
+    plan.pools.iter().filter(|_| !unknown).map(|pool| (pool.pool.clone(), wait(pool))).collect()
+}

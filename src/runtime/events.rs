@@ -1,0 +1,57 @@
+//! What the loop hears from its tasks.
+
+use crate::core::health::Sample;
+use crate::model::ids::MasterId;
+use crate::sys::children::Exit;
+
+use super::draft::DraftResult;
+use super::nginx::NginxReport;
+
+/// One thing that happened outside the loop. Each carries whose it is, so that stale ones are recognised.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A master process ended.
+    Exited {
+        /// Which one.
+        master: MasterId,
+        /// How.
+        exit: Exit,
+    },
+    /// No process of a master's group is left.
+    GroupGone {
+        /// Which one.
+        master: MasterId,
+    },
+    /// A master told that it is ready.
+    Ready {
+        /// Which one.
+        master: MasterId,
+    },
+    /// A master sent a heartbeat (P30).
+    Heartbeat {
+        /// Which one.
+        master: MasterId,
+        /// The text after `STATUS=`.
+        text: String,
+    },
+    /// A master was verified and warmed up, or not.
+    Proven {
+        /// Which one.
+        master: MasterId,
+        /// Why not.
+        result: Result<(), String>,
+    },
+    /// A look at a serving shard has ended.
+    Sampled {
+        /// Which master was looked at.
+        master: MasterId,
+        /// What was seen.
+        sample: Box<Sample>,
+    },
+    /// Settings, pool files and NGINX were read again.
+    Drafted(Box<DraftResult>),
+    /// The NGINX step has ended.
+    Nginx(Box<NginxReport>),
+    /// Files that are watched have changed.
+    Changed(Vec<std::path::PathBuf>),
+}

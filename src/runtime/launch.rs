@@ -1,0 +1,322 @@
+//! Starting a master: its directory, its sockets, its configuration, its process.
+
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::blueprint::{Blueprint, Notifies, StderrChoice};
+use super::events::Event;
+use super::master::Master;
+use super::sockets::{Binding, SocketError, SocketSet};
+use super::supervisor::Supervisor;
+use crate::core::shard;
+use crate::edge::fastcgi;
+use crate::model::endpoint::Endpoint;
+use crate::model::ids::{MasterId, PoolName};
+use crate::model::listen::ListenerPlan;
+use crate::model::settings::{Limit as SettingsLimit, Limits};
+use crate::sys::children::{Child, Exit};
+use crate::sys::notify::{NotifyError, NotifySocket};
+use crate::sys::spawn::{Command, Limit, Output, Resource, Session, SpawnError};
+
+/// How many sockets one `FPM_SOCKETS` variable names. Source: php-src fpm_sockets.c writes 128 a variable and reads 256 variables (P7).
+const SOCKETS_PER_VARIABLE: usize = 128;
+
+/// How often a status socket is asked before it answers, where readiness is not told: php-fpm is up in 20–50 ms (P30).
+const READY_POLL: Duration = Duration::from_millis(20);
+
+/// How long a master that can tell nothing of its readiness is given to fail: a php-fpm that refuses its configuration
+/// does so within 50 ms.
+const SILENT_READY: Duration = Duration::from_millis(500);
+
+/// Says why a master was not started.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LaunchError {
+    /// Its directory or a file in it could not be made.
+    #[error("{step} {}", path.display())]
+    File {
+        /// What was tried.
+        step: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A listener could not be had.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// Its notify socket could not be bound.
+    #[error(transparent)]
+    Notify(#[from] NotifyError),
+    /// The process could not be started.
+    #[error(transparent)]
+    Spawn(#[from] SpawnError),
+}
+
+struct StatusSocket {
+    pool: PoolName,
+    alias: String,
+    path: PathBuf,
+    fd: Arc<OwnedFd>,
+}
+
+impl Supervisor {
+    /// Starts a master and everything that follows it.
+    ///
+    /// # Errors
+    /// The step that failed; nothing of the master is alive then, and its directory may be left for a look.
+    pub(super) fn launch(&mut self, id: &MasterId, sockets: shard::Sockets, blueprint: &Rc<Blueprint>) -> Result<u32, LaunchError> {
+        let directory = self.master_directory(id);
+        make_directory(&directory)?;
+        let set = self.acquire_all(id, sockets, blueprint)?;
+        match self.start_process(id, &directory, &set, blueprint) {
+            Ok((child, status, notify)) => {
+                let pid = child.pid();
+                let tasks = self.follow(id, child, notify, &status);
+                let status = status.into_iter().map(|socket| (socket.pool, socket.path)).collect();
+                let blueprint = Rc::clone(blueprint);
+                let pid_number = u32::try_from(pid.as_raw()).unwrap_or_default();
+                let master = Master { id: id.clone(), blueprint, sockets: set, pid: Some(pid), alive: true, directory, status, tasks };
+                self.masters.insert(id.clone(), master);
+                Ok(pid_number)
+            }
+            Err(error) => {
+                self.sockets.release(set);
+                Err(error)
+            }
+        }
+    }
+
+    fn acquire_all(&mut self, id: &MasterId, sockets: shard::Sockets, blueprint: &Blueprint) -> Result<SocketSet, SocketError> {
+        let binding = match sockets {
+            shard::Sockets::Held => Binding::AtOnce,
+            shard::Sockets::New => Binding::Beside,
+        };
+        let held = self.held.get(&id.shard).cloned().unwrap_or_default();
+        let mut set = SocketSet::new();
+        for placement in &blueprint.plan.placements {
+            match self.sockets.acquire(id, &placement.listener, &held, binding) {
+                Ok(socket) => set.push(socket),
+                Err(error) => {
+                    self.sockets.release(set);
+                    return Err(error);
+                }
+            }
+        }
+        if binding == Binding::AtOnce {
+            self.held.insert(id.shard.clone(), set.clone());
+            self.point_addresses(&set)?;
+        }
+        Ok(set)
+    }
+
+    fn start_process(
+        &mut self,
+        id: &MasterId,
+        directory: &Path,
+        set: &SocketSet,
+        blueprint: &Blueprint,
+    ) -> Result<(Child, Vec<StatusSocket>, Option<NotifySocket>), LaunchError> {
+        let status = bind_status(directory, blueprint)?;
+        let notify = match blueprint.notifies {
+            Notifies::Yes => Some(NotifySocket::bind(directory.join("notify"))?),
+            Notifies::No => None,
+        };
+        let config = directory.join("php-fpm.conf");
+        write_private(&config, &blueprint.config)?;
+        let errors = open_errors(&directory.join("errors.log"))?;
+        let names: Vec<(String, i32)> = set
+            .iter()
+            .map(|held| (socket_key(&held.plan), held.listener.fd.as_raw_fd()))
+            .chain(status.iter().map(|socket| (socket.alias.clone(), socket.fd.as_raw_fd())))
+            .collect();
+        let mut command = Command::new(&blueprint.binary)
+            .args(["--nodaemonize".into(), "--fpm-config".into(), OsString::from(&config)])
+            .args(blueprint.arguments.iter().cloned())
+            .environment(master_environment(blueprint, &names, notify.as_ref()))
+            .session(Session::New);
+        command = match blueprint.stderr {
+            StderrChoice::File => command.stdout(Output::Null).stderr(Output::file(errors)),
+            StderrChoice::Inherit => command.stdout(Output::Inherit).stderr(Output::Inherit),
+        };
+        for fd in set.iter().map(|held| &held.listener.fd).chain(status.iter().map(|socket| &socket.fd)) {
+            command = command.keep(Arc::clone(fd));
+        }
+        if let Some(cpus) = &blueprint.plan.cpus {
+            command = command.cpus(cpus.clone());
+        }
+        let child = self.children.spawn(&limited(command, &self.settings.limits))?;
+        tracing::trace!(shard = %id.shard, gen = id.generation.0, sockets = set.len(), "master spawned");
+        Ok((child, status, notify))
+    }
+
+    /// Starts the tasks that report a master's readiness, heartbeat and end.
+    fn follow(
+        &self,
+        id: &MasterId,
+        child: Child,
+        notify: Option<NotifySocket>,
+        status: &[StatusSocket],
+    ) -> Vec<tokio::task::JoinHandle<()>> {
+        let exit = tokio::task::spawn_local(report_exit(id.clone(), child, self.events.clone(), self.children.clone()));
+        // The exit is awaited even when the record of the master is dropped: somebody has to hear of it.
+        drop(exit);
+        let task = match notify {
+            Some(notify) => tokio::task::spawn_local(hear(id.clone(), notify, self.events.clone())),
+            None => {
+                let ask = status.first().map(|socket| socket.path.clone());
+                let ping = self.masters_ping(id);
+                tokio::task::spawn_local(poll_ready(id.clone(), ask, ping, self.events.clone()))
+            }
+        };
+        vec![task]
+    }
+
+    fn masters_ping(&self, id: &MasterId) -> Option<(String, String)> {
+        let blueprint = self.blueprint_for(&id.shard)?;
+        blueprint.status.first().map(|point| (point.ping_path.clone(), point.ping_response.clone()))
+    }
+
+    pub(super) fn master_directory(&self, id: &MasterId) -> PathBuf {
+        self.settings.runtime_directory.join("m").join(format!("{}.{}.{}", id.shard.group, id.shard.index, id.generation))
+    }
+}
+
+async fn report_exit(id: MasterId, mut child: Child, events: super::Events, children: crate::sys::children::Children) {
+    let pid = child.pid();
+    let exit = child.exit().await;
+    super::tell(&events, Event::Exited { master: id.clone(), exit }).await;
+    let mut pause = Duration::from_millis(5);
+    while children.group_exists(pid) {
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_millis(250));
+    }
+    super::tell(&events, Event::GroupGone { master: id }).await;
+}
+
+async fn hear(id: MasterId, notify: NotifySocket, events: super::Events) {
+    let mut told = false;
+    loop {
+        let message = match notify.receive().await {
+            Ok(message) => message,
+            Err(error) => {
+                tracing::warn!(shard = %id.shard, gen = id.generation.0, error = %error, "notify socket failed");
+                return;
+            }
+        };
+        for line in message.text.lines() {
+            if line == "READY=1" && !told {
+                told = true;
+                super::tell(&events, Event::Ready { master: id.clone() }).await;
+            } else if let Some(text) = line.strip_prefix("STATUS=") {
+                super::tell(&events, Event::Heartbeat { master: id.clone(), text: text.to_owned() }).await;
+            }
+        }
+    }
+}
+
+/// Readiness of a php-fpm that does not tell it: its private status socket answers (P30, P31), or, before 8.0, it lives on.
+async fn poll_ready(id: MasterId, ask: Option<PathBuf>, ping: Option<(String, String)>, events: super::Events) {
+    if let (Some(path), Some((ping_path, response))) = (ask, ping) {
+        let target = Endpoint::Unix(path);
+        while fastcgi::ping(&target, &ping_path, &response, Duration::from_secs(1)).await.is_err() {
+            tokio::time::sleep(READY_POLL).await;
+        }
+    } else {
+        tokio::time::sleep(SILENT_READY).await;
+    }
+    super::tell(&events, Event::Ready { master: id }).await;
+}
+
+/// Gives how a master ended, in words.
+pub(super) fn exit_words(exit: Exit) -> String {
+    match exit {
+        Exit::Code(78) => "exited with 78: php-fpm refused its configuration or a listener (P16)".to_owned(),
+        Exit::Code(code) => format!("exited with {code}"),
+        Exit::Signal { signal, .. } => format!("was ended by signal {signal}"),
+        Exit::Unknown => "ended".to_owned(),
+    }
+}
+
+fn make_directory(path: &Path) -> Result<(), LaunchError> {
+    let error = |step| move |source| LaunchError::File { step, path: path.to_owned(), source };
+    if path.exists() {
+        std::fs::remove_dir_all(path).map_err(error("clear"))?;
+    }
+    DirBuilder::new().mode(0o700).recursive(true).create(path).map_err(error("make the directory"))
+}
+
+fn write_private(path: &Path, bytes: &[u8]) -> Result<(), LaunchError> {
+    let error = |source| LaunchError::File { step: "write", path: path.to_owned(), source };
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path).map_err(error)?;
+    std::io::Write::write_all(&mut file, bytes).map_err(error)
+}
+
+fn open_errors(path: &Path) -> Result<File, LaunchError> {
+    let error = |source| LaunchError::File { step: "open", path: path.to_owned(), source };
+    File::options().append(true).create(true).mode(0o600).open(path).map_err(error)
+}
+
+/// Binds the private status sockets: 0600 in a directory only root enters, since they run any script (P28).
+fn bind_status(directory: &Path, blueprint: &Blueprint) -> Result<Vec<StatusSocket>, LaunchError> {
+    let mut sockets = Vec::new();
+    for (number, point) in blueprint.status.iter().enumerate() {
+        let path = directory.join(format!("s{number}"));
+        let error = |source| LaunchError::File { step: "bind the status socket", path: path.clone(), source };
+        let listener = UnixListener::bind(&path).map_err(error)?;
+        let fd = Arc::new(OwnedFd::from(listener));
+        sockets.push(StatusSocket { pool: point.pool.clone(), alias: point.alias.clone(), path, fd });
+    }
+    Ok(sockets)
+}
+
+/// Gives the text by which php-fpm finds an inherited socket: its `listen`, but IPv6 addresses without brackets (P8).
+fn socket_key(plan: &ListenerPlan) -> String {
+    match plan.endpoint {
+        Endpoint::Tcp(SocketAddr::V6(address)) => format!("{}:{}", address.ip(), address.port()),
+        Endpoint::Tcp(SocketAddr::V4(_)) | Endpoint::Unix(_) => plan.alias.clone(),
+    }
+}
+
+fn master_environment(blueprint: &Blueprint, names: &[(String, i32)], notify: Option<&NotifySocket>) -> Vec<(OsString, OsString)> {
+    let mut environment = blueprint.environment.clone();
+    for (number, chunk) in names.chunks(SOCKETS_PER_VARIABLE).enumerate() {
+        let name = if number == 0 { "FPM_SOCKETS".to_owned() } else { format!("FPM_SOCKETS_{number}") };
+        let value: Vec<String> = chunk.iter().map(|(alias, fd)| format!("{alias}={fd}")).collect();
+        environment.push((name.into(), value.join(",").into()));
+    }
+    if let Some(notify) = notify {
+        environment.push(("NOTIFY_SOCKET".into(), notify.path().into()));
+    }
+    environment
+}
+
+fn limited(mut command: Command, limits: &Limits) -> Command {
+    let bytes = |limit: SettingsLimit| match limit {
+        SettingsLimit::Unlimited => Limit::UNLIMITED,
+        SettingsLimit::At(bytes) => bytes,
+    };
+    let wanted = [
+        (Resource::RLIMIT_NOFILE, limits.nofile),
+        (Resource::RLIMIT_CORE, limits.core.map(bytes)),
+        (Resource::RLIMIT_NPROC, limits.nproc),
+        (Resource::RLIMIT_MEMLOCK, limits.memlock.map(bytes)),
+    ];
+    for (resource, value) in wanted.into_iter().filter_map(|(resource, value)| Some((resource, value?))) {
+        command = command.limit(resource, Limit::both(value));
+    }
+    if let Some(nice) = limits.nice {
+        command = command.nice(nice);
+    }
+    if let Some(adjustment) = limits.oom_score_adjust {
+        command = command.oom_score_adj(adjustment);
+    }
+    command
+}

@@ -1,0 +1,93 @@
+//! One master process and everything kept for it.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use nix::unistd::Pid;
+use tokio::task::JoinHandle;
+
+use super::blueprint::Blueprint;
+use super::sockets::SocketSet;
+use crate::model::ids::{MasterId, PoolName};
+
+/// How much of a master's start-up errors is shown: the last lines name the cause.
+const TAIL_BYTES: u64 = 4 * 1024;
+
+/// How large a generation's error file may grow before it is cut: php-fpm logs elsewhere once it runs, so a file of this
+/// size is a loop of complaints of which the last ones matter.
+pub(super) const ERRORS_LIMIT_BYTES: u64 = 256 * 1024;
+
+/// One generation's master, from its launch until nothing of it is left.
+#[derive(Debug)]
+pub(super) struct Master {
+    /// Which one.
+    pub id: MasterId,
+    /// What it was made from.
+    pub blueprint: Rc<Blueprint>,
+    /// Its listeners.
+    pub sockets: SocketSet,
+    /// Its pid and process group, once started.
+    pub pid: Option<Pid>,
+    /// Whether the master process itself is alive.
+    pub alive: bool,
+    /// Its private directory.
+    pub directory: PathBuf,
+    /// Its private status sockets: pool and path.
+    pub status: Vec<(PoolName, PathBuf)>,
+    /// Tasks that end with it.
+    pub tasks: Vec<JoinHandle<()>>,
+}
+
+impl Master {
+    /// Gives the last lines it wrote to its standard error, without php-fpm's time stamps.
+    pub(super) fn last_words(&self) -> Vec<String> {
+        tail(&self.errors_path()).map(|text| text.lines().map(without_stamp).filter(|line| !line.is_empty()).collect()).unwrap_or_default()
+    }
+
+    /// Gives the file of its standard error.
+    pub(super) fn errors_path(&self) -> PathBuf {
+        self.directory.join("errors.log")
+    }
+
+    /// Gives the path of the status socket of one of its pools.
+    pub(super) fn status_of(&self, pool: &PoolName) -> Option<&Path> {
+        self.status.iter().find(|(name, _)| name == pool).map(|(_, path)| path.as_path())
+    }
+
+    /// Cuts the error file when it has grown too large. It is opened for appending, so php-fpm goes on at its end.
+    pub(super) fn bound_errors(&self) {
+        let path = self.errors_path();
+        let too_large = std::fs::metadata(&path).is_ok_and(|meta| meta.len() > ERRORS_LIMIT_BYTES);
+        if too_large
+            && let Ok(file) = File::options().write(true).open(&path)
+            && let Err(error) = file.set_len(0)
+        {
+            tracing::debug!(master = %self.id, error = %error, "error file was not cut");
+        }
+    }
+}
+
+impl Drop for Master {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+fn tail(path: &Path) -> std::io::Result<String> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
+    let mut bytes = Vec::new();
+    file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// `[30-Nov-2026 21:00:00] ERROR: …` without the stamp.
+fn without_stamp(line: &str) -> String {
+    let rest = line.strip_prefix('[').and_then(|rest| rest.split_once("] ")).map_or(line, |(_, rest)| rest);
+    rest.trim().to_owned()
+}

@@ -1,0 +1,220 @@
+//! The NGINX step: the include is brought up to date, NGINX reloads it, what it no longer names is retired.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::draft::Draft;
+use super::events::Event;
+use super::supervisor::Supervisor;
+use crate::core::fleet::FleetAction;
+use crate::edge::nginx::{self, IncludeOutcome, NginxState, NotReloaded, RELOAD_TIME, Wanted};
+use crate::model::endpoint::Endpoint;
+use crate::model::ids::ShardId;
+use crate::model::plan::{Routing, UpstreamServer};
+use crate::model::snapshot::NginxView;
+use crate::sys::children::Children;
+use crate::text::nginx::{IncludeInput, IncludeUpstream, Rendered, keepalive_for, render_include};
+
+/// How long sockets that an old NGINX configuration names stay served for its old workers: requests in them end within the
+/// drain time-out anyway, and an idle old worker leaves in milliseconds.
+const OLD_WORKERS: Duration = Duration::from_secs(30);
+
+/// What a step came to.
+#[derive(Debug)]
+pub(super) struct NginxReport {
+    /// How NGINX stands now.
+    pub view: NginxView,
+    /// The endpoints the include names now; `None` when the step failed and the old include stands.
+    pub names: Option<BTreeSet<Endpoint>>,
+    /// Whether NGINX was reloaded.
+    pub reloaded: Reloaded,
+}
+
+/// Whether NGINX was reloaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reloaded {
+    /// It was.
+    Yes,
+    /// It was not.
+    No,
+}
+
+/// What is known of NGINX.
+#[derive(Debug)]
+pub(super) struct NginxBook {
+    view: NginxView,
+    names: BTreeSet<Endpoint>,
+    under_way: bool,
+    again: bool,
+}
+
+impl NginxBook {
+    /// Knows nothing yet.
+    pub(super) fn new() -> Self {
+        let view = NginxView { state: "off".to_owned(), detail: None, reloads: 0 };
+        Self { view, names: BTreeSet::new(), under_way: false, again: false }
+    }
+
+    pub(super) fn view(&self) -> NginxView {
+        self.view.clone()
+    }
+
+    /// Tells whether the include names an endpoint.
+    pub(super) fn names(&self, endpoint: &Endpoint) -> bool {
+        self.names.contains(endpoint)
+    }
+}
+
+impl Supervisor {
+    /// Begins the NGINX step; a step that is under way is followed by another, so that changes are coalesced.
+    pub(super) fn begin_nginx(&mut self) -> Vec<FleetAction> {
+        if self.draft.nginx.is_none() {
+            self.sockets.retire_marked();
+            return self.fleet.nginx_done(self.now());
+        }
+        if self.nginx.under_way {
+            self.nginx.again = true;
+            return Vec::new();
+        }
+        self.nginx.under_way = true;
+        let (children, events) = (self.children.clone(), self.events.clone());
+        let (draft, drained) = (Rc::clone(&self.draft), self.drained.clone());
+        drop(tokio::task::spawn_local(async move {
+            let report = step(&children, &draft, &drained).await;
+            super::tell(&events, Event::Nginx(Box::new(report))).await;
+        }));
+        Vec::new()
+    }
+
+    /// Takes a step's end.
+    pub(super) fn nginx_reported(&mut self, report: NginxReport) {
+        let reloads = self.nginx.view.reloads + u64::from(report.reloaded == Reloaded::Yes);
+        if self.nginx.view.state != report.view.state {
+            let detail = report.view.detail.as_deref().unwrap_or_default();
+            tracing::info!(state = report.view.state, detail, "nginx include handled");
+        }
+        self.nginx.view = NginxView { reloads, ..report.view };
+        self.nginx.under_way = false;
+        if let Some(names) = report.names {
+            self.nginx.names = names;
+            self.sockets.retire_marked();
+        }
+        if std::mem::take(&mut self.nginx.again) {
+            let actions = self.begin_nginx();
+            self.carry_out(actions);
+            return;
+        }
+        let actions = self.fleet.nginx_done(self.now());
+        self.carry_out(actions);
+    }
+}
+
+/// Renders the include of a draft for the NGINX that was read with it.
+pub fn include_of(draft: &Draft) -> Option<Rendered> {
+    include_for(draft, draft.nginx.as_ref()?, &BTreeSet::new())
+}
+
+/// Writes the include of a draft as the supervisor would; gives how NGINX stands then.
+pub async fn write_include(children: &Children, draft: &Draft) -> NginxView {
+    step(children, draft, &BTreeSet::new()).await.view
+}
+
+fn include_for(draft: &Draft, state: &NginxState, drained: &BTreeSet<ShardId>) -> Option<Rendered> {
+    let settings = &draft.settings;
+    let workers = state.running.as_ref().map_or(1, |running| running.workers.len().max(1));
+    let workers = u32::try_from(workers).unwrap_or(u32::MAX);
+    let upstreams = draft
+        .plan
+        .pools
+        .iter()
+        .map(|pool| {
+            let kept: Vec<UpstreamServer> =
+                pool.servers.iter().filter(|server| !server.shards.iter().all(|shard| drained.contains(shard))).cloned().collect();
+            // An upstream without servers is a fault to NGINX; the drained shard's path is lent to nobody then, but stays held.
+            let servers = if kept.is_empty() { pool.servers.clone() } else { kept };
+            // A worker that leaves a shared socket closes connections NGINX is about to use again (P21): none are kept there.
+            let shared = pool.routing == Routing::Shared && servers.iter().any(|server| matches!(server.endpoint, Endpoint::Unix(_)));
+            let keepalive = if shared { 0 } else { keepalive_for(settings.nginx.keepalive, &servers, workers) };
+            IncludeUpstream { name: pool.upstream.clone(), pool: pool.pool.clone(), servers, keepalive }
+        })
+        .collect();
+    let build = state.build.clone()?;
+    let input = IncludeInput {
+        instance: settings.instance.clone(),
+        build,
+        page_bytes: nginx::page_bytes(),
+        balance: settings.nginx.balance,
+        upstreams,
+    };
+    Some(render_include(&input))
+}
+
+/// Gives the endpoints that the include of a draft names.
+fn names_of(draft: &Draft, drained: &BTreeSet<ShardId>) -> BTreeSet<Endpoint> {
+    let servers = draft.plan.pools.iter().flat_map(|pool| &pool.servers);
+    servers.filter(|server| !server.shards.iter().all(|shard| drained.contains(shard))).map(|server| server.endpoint.clone()).collect()
+}
+
+/// Gives where upstreams lead that no pool has any more: nowhere new; they stay as they stand in the file (S11).
+fn no_fallbacks() -> BTreeMap<String, Endpoint> {
+    BTreeMap::new()
+}
+
+async fn step(children: &Children, draft: &Draft, drained: &BTreeSet<ShardId>) -> NginxReport {
+    let settings = &draft.settings.nginx;
+    // Its master and workers are those of now: NGINX may have been started or upgraded since the reading.
+    let state = nginx::probe(children, settings).await;
+    let Some(rendered) = include_for(draft, &state, drained) else {
+        return report("absent", Some(format!("{} was not found", settings.binary.display())));
+    };
+    for refused in &rendered.refused {
+        tracing::warn!(pool = %refused.pool, error = %super::chain(&refused.error), "upstream was not written");
+    }
+    let fallbacks = no_fallbacks();
+    let wanted = Wanted { text: &rendered.text, fallbacks: &fallbacks, reload_time: RELOAD_TIME };
+    let applied = nginx::apply_include(children, settings, &state, wanted).await;
+    for kept in &applied.kept {
+        tracing::warn!(upstream = kept.name, uses = kept.used_at.len(), "upstream of a removed pool stays: something refers to it");
+    }
+    let names = names_of(draft, drained);
+    finish(applied.outcome, names, &state).await
+}
+
+async fn finish(outcome: IncludeOutcome, names: BTreeSet<Endpoint>, state: &NginxState) -> NginxReport {
+    match outcome {
+        IncludeOutcome::Unchanged => with_names(report("current", unread(state)), names),
+        IncludeOutcome::Written(NotReloaded::Off) => with_names(report("written", Some("reload = false".to_owned())), names),
+        IncludeOutcome::Written(NotReloaded::NotRunning) => with_names(report("written", Some("NGINX does not run".to_owned())), names),
+        IncludeOutcome::Reloaded { old_workers } => {
+            let still = nginx::wait_old_workers(&old_workers, OLD_WORKERS).await;
+            let mut report = with_names(report("current", unread(state)), names);
+            report.reloaded = Reloaded::Yes;
+            if !still.is_empty() {
+                tracing::info!(workers = still.len(), "old NGINX workers still run");
+            }
+            report
+        }
+        IncludeOutcome::Absent => report("absent", None),
+        IncludeOutcome::BrokenByOthers(failure) => report("broken", Some(failure.to_string())),
+        IncludeOutcome::Refused(failure) => report("failed", Some(format!("NGINX refused the include: {failure}"))),
+        IncludeOutcome::NotTaken(why) | IncludeOutcome::Untested(why) => report("failed", Some(why)),
+        IncludeOutcome::File(error) => report("failed", Some(super::chain(&error))),
+        IncludeOutcome::Foreign { path, instance } => {
+            let whose = instance.map_or_else(|| "was not written by polyfpm".to_owned(), |name| format!("belongs to instance {name}"));
+            report("failed", Some(format!("{} {whose}; it was left alone", path.display())))
+        }
+    }
+}
+
+fn unread(state: &NginxState) -> Option<String> {
+    (!state.reads_include).then(|| "no include directive of NGINX's configuration reads the file".to_owned())
+}
+
+fn report(state: &str, detail: Option<String>) -> NginxReport {
+    NginxReport { view: NginxView { state: state.to_owned(), detail, reloads: 0 }, names: None, reloaded: Reloaded::No }
+}
+
+fn with_names(report: NginxReport, names: BTreeSet<Endpoint>) -> NginxReport {
+    NginxReport { names: Some(names), ..report }
+}

@@ -1,0 +1,57 @@
+//! Proving a new master before it takes traffic: it answers on its private sockets and passes its warm-up (P28).
+
+use std::path::PathBuf;
+
+use super::blueprint::StatusPoint;
+use super::events::Event;
+use super::supervisor::Supervisor;
+use crate::edge::fastcgi;
+use crate::model::endpoint::Endpoint;
+use crate::model::ids::MasterId;
+use crate::model::settings::Warmup;
+
+/// How many pools of a master are asked: each question wakes a worker of that pool (P31), and a master that answers for
+/// this many serves the others by the same loop.
+const POOLS_ASKED: usize = 16;
+
+impl Supervisor {
+    /// Starts the proof of a master; its end is reported as an event.
+    pub(super) fn prove(&mut self, id: &MasterId) {
+        let timeout = self.settings.health.timeout;
+        let events = self.events.clone();
+        let id = id.clone();
+        let Some(master) = self.masters.get_mut(&id) else { return };
+        let questions: Vec<(StatusPoint, PathBuf)> =
+            master.blueprint.status.iter().filter_map(|point| Some((point.clone(), master.status_of(&point.pool)?.to_owned()))).collect();
+        let warmups: Vec<(Warmup, PathBuf)> = master
+            .blueprint
+            .warmups
+            .iter()
+            .filter_map(|warmup| {
+                let point = questions.iter().find(|(point, _)| point.pool.as_str() == warmup.pool)?;
+                Some((warmup.clone(), point.1.clone()))
+            })
+            .collect();
+        let task = tokio::task::spawn_local(async move {
+            let result = prove(&questions, &warmups, timeout).await;
+            super::tell(&events, Event::Proven { master: id, result }).await;
+        });
+        master.tasks.push(task);
+    }
+}
+
+async fn prove(questions: &[(StatusPoint, PathBuf)], warmups: &[(Warmup, PathBuf)], timeout: std::time::Duration) -> Result<(), String> {
+    for (point, path) in questions.iter().take(POOLS_ASKED) {
+        let target = Endpoint::Unix(path.clone());
+        if let Err(error) = fastcgi::ping(&target, &point.ping_path, &point.ping_response, timeout).await {
+            return Err(format!("pool {} did not answer its ping: {}", point.pool, super::chain(&error)));
+        }
+    }
+    for (warmup, path) in warmups {
+        let target = Endpoint::Unix(path.clone());
+        if let Err(error) = fastcgi::warm_up(&target, warmup).await {
+            return Err(format!("warm-up of pool {} failed: {}", warmup.pool, super::chain(&error)));
+        }
+    }
+    Ok(())
+}

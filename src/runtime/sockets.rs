@@ -1,0 +1,372 @@
+//! Every listening socket of the instance: which generation accepts on it, and what stands at each public path.
+//!
+//! A master's sockets are its [`SocketSet`]. The sets share listeners: a successor that starts on held sockets, and all
+//! shards of a shared pool, have the same ones. A listener closes when the last set that has it is dropped, so a queue lives
+//! as long as somebody may still serve it.
+//!
+//! `published` mirrors what polyfpm put at each public path. Before each change of a path the file there is compared with
+//! it, so a path that somebody else took is left alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::model::cpus::CpuSet;
+use crate::model::endpoint::Endpoint;
+use crate::model::ids::MasterId;
+use crate::model::listen::{Handover, ListenerPlan};
+use crate::sys::listener::{self, BindError, Expected, FileId, Listener, PublishError};
+use crate::sys::reuseport::{ReuseportGroup, SteerError, Waiting};
+
+/// Says why a socket could not be had.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SocketError {
+    /// It could not be bound.
+    #[error("bind the listener of pool {pool} at {endpoint}")]
+    Bind {
+        /// The pool.
+        pool: String,
+        /// Where.
+        endpoint: Endpoint,
+        /// Why.
+        source: BindError,
+    },
+    /// It could not take its public path.
+    #[error("give {endpoint} to the new listener of pool {pool}")]
+    Publish {
+        /// The pool.
+        pool: String,
+        /// Where.
+        endpoint: Endpoint,
+        /// Why.
+        source: PublishError,
+    },
+    /// Connections to its address could not be steered.
+    #[error("steer connections of {endpoint}")]
+    Steer {
+        /// Where.
+        endpoint: Endpoint,
+        /// Why.
+        source: SteerError,
+    },
+}
+
+/// One listener of one master.
+#[derive(Debug, Clone)]
+pub(super) struct Held {
+    /// What it is for.
+    pub plan: ListenerPlan,
+    /// The socket.
+    pub listener: Arc<Listener>,
+    /// The master it was bound for, by which its reuseport group knows it.
+    pub bound_for: MasterId,
+}
+
+/// The listeners of one master.
+pub(super) type SocketSet = Vec<Held>;
+
+#[derive(Debug)]
+struct Published {
+    listener: Arc<Listener>,
+    handover: Handover,
+    /// The sibling's file that stands at the path while it is lent (design, rule 9).
+    lent: Option<FileId>,
+}
+
+/// How a new listener comes to its endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Binding {
+    /// Public at once: nobody serves, and what comes shall wait.
+    AtOnce,
+    /// Beside the public path until the master is proven.
+    Beside,
+}
+
+/// Every listening socket.
+#[derive(Debug, Default)]
+pub(super) struct Sockets {
+    published: BTreeMap<Endpoint, Published>,
+    groups: BTreeMap<SocketAddr, ReuseportGroup<MasterId>>,
+    retiring: BTreeSet<Endpoint>,
+}
+
+impl Sockets {
+    /// Gives a listener for `plan`: one that is held and fits, or a new one.
+    ///
+    /// # Errors
+    /// It cannot be bound, published or steered; nothing is changed then but a listener that was published at once.
+    pub(super) fn acquire(&mut self, master: &MasterId, plan: &ListenerPlan, held: &[Held], binding: Binding) -> Result<Held, SocketError> {
+        if let Some(fitting) = self.fitting(master, plan, held, binding) {
+            return Ok(fitting);
+        }
+        match &plan.endpoint {
+            Endpoint::Unix(path) => self.bind_unix(master, plan, path, binding),
+            Endpoint::Tcp(address) => self.bind_tcp(master, plan, *address, binding),
+        }
+    }
+
+    fn fitting(&self, master: &MasterId, plan: &ListenerPlan, held: &[Held], binding: Binding) -> Option<Held> {
+        if plan.handover == Handover::Share {
+            let published = self.published.get(&plan.endpoint).filter(|published| published.handover == Handover::Share)?;
+            return Some(Held { plan: plan.clone(), listener: Arc::clone(&published.listener), bound_for: master.clone() });
+        }
+        let mine = held.iter().find(|held| held.plan.endpoint == plan.endpoint && held.plan.handover == plan.handover);
+        mine.filter(|_| binding == Binding::AtOnce).map(|held| Held { plan: plan.clone(), ..held.clone() })
+    }
+
+    fn bind_unix(&mut self, master: &MasterId, plan: &ListenerPlan, path: &Path, binding: Binding) -> Result<Held, SocketError> {
+        let suffix = format!(".{:x}", master.generation.0);
+        let listener =
+            listener::bind_unix(path, &suffix, &plan.access, plan.backlog_connections).map_err(|source| bind_error(plan, source))?;
+        let held = Held { plan: plan.clone(), listener: Arc::new(listener), bound_for: master.clone() };
+        if binding == Binding::AtOnce
+            && let Err(error) = self.publish(&held)
+        {
+            discard(&held);
+            return Err(error);
+        }
+        Ok(held)
+    }
+
+    fn bind_tcp(&mut self, master: &MasterId, plan: &ListenerPlan, address: SocketAddr, binding: Binding) -> Result<Held, SocketError> {
+        let group = self.groups.entry(address).or_default();
+        let listener = listener::bind_tcp(address, plan.backlog_connections, group.joining()).map_err(|source| bind_error(plan, source))?;
+        let listener = Arc::new(listener);
+        let steer = |source| SocketError::Steer { endpoint: plan.endpoint.clone(), source };
+        group.join(master.clone(), &listener).map_err(steer)?;
+        let held = Held { plan: plan.clone(), listener, bound_for: master.clone() };
+        if binding == Binding::AtOnce && !self.published.contains_key(&plan.endpoint) {
+            self.publish(&held)?;
+        }
+        Ok(held)
+    }
+
+    /// Puts a listener at its public endpoint. For TCP the caller points the group afterwards with [`Sockets::point`].
+    fn publish(&mut self, held: &Held) -> Result<(), SocketError> {
+        if let Endpoint::Unix(path) = &held.plan.endpoint {
+            let expected = self.expected(&held.plan.endpoint);
+            listener::publish(&held.listener, path, expected).map_err(|source| publish_error(&held.plan, source))?;
+        }
+        self.retiring.remove(&held.plan.endpoint);
+        let published = Published { listener: Arc::clone(&held.listener), handover: held.plan.handover, lent: None };
+        self.published.insert(held.plan.endpoint.clone(), published);
+        Ok(())
+    }
+
+    fn expected(&self, endpoint: &Endpoint) -> Expected {
+        let standing = self.published.get(endpoint).and_then(|published| published.lent.or_else(|| published.listener.file_id()));
+        standing.map_or(Expected::Free, Expected::Ours)
+    }
+
+    /// Lets the listeners of a proven master take their public paths, all or none.
+    ///
+    /// # Errors
+    /// One path cannot be taken; those taken before it are given back.
+    pub(super) fn switch(&mut self, set: &[Held]) -> Result<(), SocketError> {
+        let fresh: Vec<&Held> = set.iter().filter(|held| !self.is_public(held)).collect();
+        let mut taken: Vec<(&Held, Option<Published>)> = Vec::new();
+        for held in fresh {
+            let before = self.keep_aside(held);
+            match self.publish(held) {
+                Ok(()) => taken.push((held, before)),
+                Err(error) => {
+                    if let Some(before) = before {
+                        discard_listener(&before.listener);
+                        self.published.insert(held.plan.endpoint.clone(), before);
+                    }
+                    self.give_back(taken);
+                    return Err(error);
+                }
+            }
+        }
+        for (_, before) in &taken {
+            if let Some(before) = before {
+                discard_listener(&before.listener);
+            }
+        }
+        Ok(())
+    }
+
+    /// Links the file that stands at a path to its temporary name, so that it can come back.
+    fn keep_aside(&mut self, held: &Held) -> Option<Published> {
+        let before = self.published.get(&held.plan.endpoint)?;
+        let before = Published { listener: Arc::clone(&before.listener), handover: before.handover, lent: before.lent };
+        if let Endpoint::Unix(path) = &held.plan.endpoint
+            && before.lent.is_none()
+            && let Err(error) = listener::keep_aside(&before.listener, path)
+        {
+            tracing::debug!(endpoint = %held.plan.endpoint, error = %error, "old listener was not kept aside");
+        }
+        Some(before)
+    }
+
+    fn give_back(&mut self, taken: Vec<(&Held, Option<Published>)>) {
+        for (held, before) in taken.into_iter().rev() {
+            let Endpoint::Unix(path) = &held.plan.endpoint else { continue };
+            match before {
+                Some(before) => {
+                    let expected = held.listener.file_id().map_or(Expected::Free, Expected::Ours);
+                    if let Err(error) = listener::publish(&before.listener, path, expected) {
+                        tracing::error!(endpoint = %held.plan.endpoint, error = %error, "path was not given back");
+                    }
+                    self.published.insert(held.plan.endpoint.clone(), before);
+                }
+                None => self.unpublish(&held.plan.endpoint),
+            }
+        }
+    }
+
+    /// Tells whether clients that connect now reach this listener.
+    pub(super) fn is_public(&self, held: &Held) -> bool {
+        self.published
+            .get(&held.plan.endpoint)
+            .is_some_and(|published| Arc::ptr_eq(&published.listener, &held.listener) && published.lent.is_none())
+            || self.is_steered_to(held)
+    }
+
+    fn is_steered_to(&self, held: &Held) -> bool {
+        let Endpoint::Tcp(address) = &held.plan.endpoint else { return false };
+        self.published.contains_key(&held.plan.endpoint)
+            && self.groups.get(address).is_some_and(|group| group.is_pointed_at(&held.bound_for))
+    }
+
+    /// Steers a TCP address: each CPU's connections to the listener of the shard that runs there, all others to the first.
+    ///
+    /// # Errors
+    /// The kernel refuses the program; connections go where they went.
+    pub(super) fn point(&mut self, address: SocketAddr, targets: &[(Option<CpuSet>, Held)]) -> Result<(), SocketError> {
+        let Some((_, first)) = targets.first() else { return Ok(()) };
+        let Some(group) = self.groups.get_mut(&address) else { return Ok(()) };
+        let table: BTreeMap<u32, MasterId> = targets
+            .iter()
+            .filter_map(|(cpus, held)| cpus.as_ref().map(|cpus| (cpus, held)))
+            .flat_map(|(cpus, held)| cpus.iter().map(|cpu| (cpu, held.bound_for.clone())))
+            .collect();
+        let steer = |source| SocketError::Steer { endpoint: Endpoint::Tcp(address), source };
+        group.point(&table, &first.bound_for).map_err(steer)?;
+        let published = Published { listener: Arc::clone(&first.listener), handover: Handover::Steer, lent: None };
+        self.published.insert(Endpoint::Tcp(address), published);
+        self.retiring.remove(&Endpoint::Tcp(address));
+        Ok(())
+    }
+
+    /// Takes an endpoint out of use: who connects now is refused, who waits is served by whoever holds the listener.
+    pub(super) fn unpublish(&mut self, endpoint: &Endpoint) {
+        self.retiring.remove(endpoint);
+        let Some(published) = self.published.remove(endpoint) else { return };
+        if let (Endpoint::Unix(path), Some(file)) = (endpoint, published.lent.or_else(|| published.listener.file_id()))
+            && let Err(error) = listener::unpublish(path, file)
+        {
+            tracing::warn!(endpoint = %endpoint, error = %error, "socket file was not removed");
+        }
+    }
+
+    /// Marks an endpoint that the plan no longer has: it goes when NGINX no longer names it.
+    pub(super) fn retire_later(&mut self, endpoint: &Endpoint) {
+        if self.published.contains_key(endpoint) {
+            self.retiring.insert(endpoint.clone());
+        }
+    }
+
+    /// Takes every marked endpoint out of use.
+    pub(super) fn retire_marked(&mut self) {
+        for endpoint in std::mem::take(&mut self.retiring) {
+            self.unpublish(&endpoint);
+        }
+    }
+
+    /// Gives every public endpoint.
+    pub(super) fn endpoints(&self) -> Vec<Endpoint> {
+        self.published.keys().cloned().collect()
+    }
+
+    /// Gives the path of a shard without a master to a living sibling (design, rule 9).
+    ///
+    /// # Errors
+    /// The link cannot be made; the path is as it was.
+    pub(super) fn lend(&mut self, dead: &Held, living: &Held) -> Result<(), SocketError> {
+        let (Endpoint::Unix(dead_path), Endpoint::Unix(living_path)) = (&dead.plan.endpoint, &living.plan.endpoint) else { return Ok(()) };
+        let Some(file) = living.listener.file_id() else { return Ok(()) };
+        let expected = self.expected(&dead.plan.endpoint);
+        let Some(published) = self.published.get_mut(&dead.plan.endpoint) else { return Ok(()) };
+        if published.lent == Some(file) {
+            return Ok(());
+        }
+        let error = |source| publish_error(&dead.plan, source);
+        if published.lent.is_none() {
+            listener::keep_aside(&dead.listener, dead_path).map_err(error)?;
+        }
+        listener::lend(living_path, file, dead_path, expected).map_err(error)?;
+        published.lent = Some(file);
+        Ok(())
+    }
+
+    /// Takes lent paths back.
+    ///
+    /// # Errors
+    /// A path cannot be taken back; the sibling goes on serving it.
+    pub(super) fn take_back(&mut self, set: &[Held]) -> Result<(), SocketError> {
+        for held in set {
+            let lent = self.published.get(&held.plan.endpoint).is_some_and(|published| published.lent.is_some());
+            if lent {
+                self.publish(held)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves lent paths to the siblings for good: their listeners are about to be closed.
+    pub(super) fn forget_lent(&mut self, set: &[Held]) {
+        for held in set {
+            discard(held);
+        }
+    }
+
+    /// Tells whether the path of a listener is lent to a sibling.
+    pub(super) fn is_lent(&self, held: &Held) -> bool {
+        self.published.get(&held.plan.endpoint).is_some_and(|published| published.lent.is_some())
+    }
+
+    /// Closes what is kept of a master's sockets that no other set shares.
+    pub(super) fn release(&mut self, set: SocketSet) {
+        for held in set {
+            let public = self.is_public(&held);
+            if public || Arc::strong_count(&held.listener) > 1 {
+                continue;
+            }
+            match &held.plan.endpoint {
+                Endpoint::Unix(_) => discard(&held),
+                Endpoint::Tcp(address) => self.leave_group(*address, &held),
+            }
+        }
+        self.groups.retain(|_, group| group.members().next().is_some());
+    }
+
+    /// Takes a listener nobody serves any more out of its group; a connection that still waits there would wait for ever.
+    fn leave_group(&mut self, address: SocketAddr, held: &Held) {
+        let Some(group) = self.groups.get_mut(&address) else { return };
+        if let Err(error) = group.retire(&held.bound_for, Waiting::Reset) {
+            tracing::warn!(endpoint = %held.plan.endpoint, error = %error, "listener did not leave its group");
+        }
+    }
+}
+
+/// Removes the temporary file of a listener that never became public.
+fn discard(held: &Held) {
+    discard_listener(&held.listener);
+}
+
+fn discard_listener(listener: &Listener) {
+    if let Err(error) = listener.discard() {
+        tracing::debug!(listener = %listener.bound, error = %error, "temporary socket file was not removed");
+    }
+}
+
+fn bind_error(plan: &ListenerPlan, source: BindError) -> SocketError {
+    SocketError::Bind { pool: plan.pool.to_string(), endpoint: plan.endpoint.clone(), source }
+}
+
+fn publish_error(plan: &ListenerPlan, source: PublishError) -> SocketError {
+    SocketError::Publish { pool: plan.pool.to_string(), endpoint: plan.endpoint.clone(), source }
+}

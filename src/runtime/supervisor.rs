@@ -1,0 +1,333 @@
+//! The one owner of the fleet: events come in, the pure machines decide, effects go out.
+//!
+//! Everything here runs on one thread and never waits: what takes time is a task that reports back as an
+//! [`Event`](super::events::Event) with the generation it was about.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use nix::sys::signal::Signal as SystemSignal;
+use tokio::sync::watch;
+
+use super::blueprint::Blueprint;
+use super::calls::{ActiveCall, Ended};
+use super::draft::Draft;
+use super::health::HealthBook;
+use super::journal;
+use super::master::Master;
+use super::nginx::NginxBook;
+use super::quiet::QuietWatch;
+use super::sockets::{Held, SocketSet, Sockets};
+use crate::core::fleet::{Fleet, FleetAction};
+use crate::core::shard::{self, Action, Input, Signal, Slot, Target};
+use crate::edge::service::Service;
+use crate::model::endpoint::Endpoint;
+use crate::model::ids::{MasterId, ShardId};
+use crate::model::plan::Routing;
+use crate::model::settings::Settings;
+use crate::model::snapshot::Snapshot;
+use crate::model::time::Moment;
+use crate::model::wire::Progress;
+use crate::sys::children::Children;
+
+/// Where the supervisor is in its own life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// The first masters are on their way.
+    Booting,
+    /// Every shard has served, or failed once.
+    Running,
+    /// Everything is told to leave.
+    Stopping,
+}
+
+/// All state of a running supervisor.
+#[derive(Debug)]
+pub(super) struct Supervisor {
+    pub(super) settings: Rc<Settings>,
+    pub(super) draft: Rc<Draft>,
+    pub(super) fleet: Fleet,
+    pub(super) sockets: Sockets,
+    pub(super) masters: BTreeMap<MasterId, Master>,
+    /// The listeners at each shard's public endpoints, held even while no master serves.
+    pub(super) held: BTreeMap<ShardId, SocketSet>,
+    /// What each shard last served with.
+    pub(super) good: BTreeMap<ShardId, Rc<Blueprint>>,
+    pub(super) quiet: Vec<QuietWatch>,
+    pub(super) health: HealthBook,
+    pub(super) nginx: NginxBook,
+    pub(super) call: Option<ActiveCall>,
+    /// Shards that were drained: the upstream does not name them.
+    pub(super) drained: BTreeSet<ShardId>,
+    pub(super) pending: super::calls::Pending,
+    pub(super) phase: Phase,
+    pub(super) snapshot: watch::Sender<Arc<Snapshot>>,
+    pub(super) events: super::Events,
+    pub(super) children: Children,
+    pub(super) started: Instant,
+    pub(super) tasks: super::apply::Reading,
+    pub(super) service: Service,
+    pub(super) watcher: Option<tokio::task::JoinHandle<()>>,
+    pub(super) snapshot_due: Moment,
+    pub(super) alive_due: Moment,
+}
+
+impl Supervisor {
+    /// Gives the time on the supervisor's clock.
+    pub(super) fn now(&self) -> Moment {
+        Moment::at(self.started.elapsed())
+    }
+
+    /// Hands one input to one shard and carries out what follows.
+    pub(super) fn feed(&mut self, id: &ShardId, input: Input) {
+        let actions = self.fleet.handle(id, input, self.now());
+        self.carry_out(actions);
+    }
+
+    /// Carries out what the fleet asks for, and what follows from that, until nothing is left.
+    pub(super) fn carry_out(&mut self, actions: Vec<FleetAction>) {
+        let mut queue: VecDeque<FleetAction> = actions.into();
+        while let Some(action) = queue.pop_front() {
+            let follow = match action {
+                FleetAction::Shard(action) => self.effect(action),
+                FleetAction::Nginx => self.begin_nginx(),
+                FleetAction::Progress { job, shard, generation, step, at } => {
+                    let at_ms = u64::try_from(at.as_millis()).unwrap_or(u64::MAX);
+                    self.tell_progress(Progress { job, shard, generation, step: step.to_owned(), at_ms });
+                    Vec::new()
+                }
+                FleetAction::Finished { job, kind, failure, shards, took } => {
+                    self.job_finished(Ended { job, kind, failure, shards, took });
+                    Vec::new()
+                }
+            };
+            queue.extend(follow);
+        }
+    }
+
+    fn effect(&mut self, action: Action) -> Vec<FleetAction> {
+        match action {
+            Action::Launch { master, sockets, blueprint } => self.launch_effect(&master, sockets, blueprint),
+            Action::Prove { master } => {
+                self.prove(&master);
+                Vec::new()
+            }
+            Action::Switch { master } => self.switch_effect(&master),
+            Action::WatchQuiet { master, why } => {
+                self.watch_quiet(&master, why);
+                Vec::new()
+            }
+            Action::Signal { master, signal, to } => {
+                self.signal(&master, signal, to);
+                Vec::new()
+            }
+            Action::Discard { master } => {
+                self.discard(&master);
+                Vec::new()
+            }
+            Action::Lend { shard } => {
+                self.lend(&shard);
+                Vec::new()
+            }
+            Action::TakeBack { shard } => {
+                self.take_back(&shard);
+                Vec::new()
+            }
+            Action::CloseHeld { shard } => {
+                self.close_held(&shard);
+                Vec::new()
+            }
+            Action::Note { master, note } => {
+                self.note(&master, &note);
+                Vec::new()
+            }
+        }
+    }
+
+    fn launch_effect(&mut self, id: &MasterId, sockets: shard::Sockets, which: shard::Blueprint) -> Vec<FleetAction> {
+        let generation = id.generation;
+        let blueprint = match which {
+            shard::Blueprint::Current => self.blueprint_for(&id.shard),
+            shard::Blueprint::LastGood => self.good.get(&id.shard).cloned().or_else(|| self.blueprint_for(&id.shard)),
+        };
+        let result = match blueprint {
+            Some(blueprint) => self.launch(id, sockets, &blueprint).map_err(|error| super::chain(&error)),
+            None => Err("the plan no longer has it".to_owned()),
+        };
+        let input = match result {
+            Ok(pid) => Input::Launched { generation, pid },
+            Err(why) => Input::LaunchFailed { generation, why },
+        };
+        self.fleet.handle(&id.shard, input, self.now())
+    }
+
+    /// Gives what the present plan makes of a shard.
+    pub(super) fn blueprint_for(&self, id: &ShardId) -> Option<Rc<Blueprint>> {
+        self.draft.blueprints.get(id).cloned()
+    }
+
+    fn switch_effect(&mut self, id: &MasterId) -> Vec<FleetAction> {
+        let generation = id.generation;
+        let input = match self.switch(id) {
+            Ok(()) => Input::Switched { generation },
+            Err(error) => Input::SwitchFailed { generation, why: super::chain(&error) },
+        };
+        self.fleet.handle(&id.shard, input, self.now())
+    }
+
+    /// Lets a proven master's sockets take the public paths; endpoints the plan no longer has leave.
+    fn switch(&mut self, id: &MasterId) -> Result<(), super::sockets::SocketError> {
+        let Some(master) = self.masters.get(id) else { return Ok(()) };
+        let set = master.sockets.clone();
+        let unix: Vec<Held> = set.iter().filter(|held| matches!(held.plan.endpoint, Endpoint::Unix(_))).cloned().collect();
+        self.sockets.switch(&unix)?;
+        let before = self.held.insert(id.shard.clone(), set.clone());
+        if let Err(error) = self.point_addresses(&set) {
+            // The unix paths have moved already; TCP connections still reach the old listener, which goes on serving them.
+            tracing::error!(shard = %id.shard, gen = id.generation.0, error = %super::chain(&error), "connections were not steered");
+        }
+        for held in before.into_iter().flatten() {
+            if self.sockets.is_public(&held) && !self.planned(&held.plan.endpoint) {
+                self.drop_endpoint(&held.plan.endpoint);
+            }
+        }
+        Ok(())
+    }
+
+    fn planned(&self, endpoint: &Endpoint) -> bool {
+        self.draft.plan.shards.iter().flat_map(|shard| &shard.placements).any(|placement| placement.listener.endpoint == *endpoint)
+    }
+
+    fn drop_endpoint(&mut self, endpoint: &Endpoint) {
+        if self.nginx.names(endpoint) {
+            self.sockets.retire_later(endpoint);
+        } else {
+            self.sockets.unpublish(endpoint);
+        }
+    }
+
+    /// Steers every TCP address of a set to the shards that hold a listener for it.
+    pub(super) fn point_addresses(&mut self, set: &SocketSet) -> Result<(), super::sockets::SocketError> {
+        for held in set {
+            let Endpoint::Tcp(address) = held.plan.endpoint else { continue };
+            let targets: Vec<_> = self
+                .held
+                .iter()
+                .filter(|(id, _)| !self.is_down(id) || set.iter().any(|mine| mine.bound_for.shard == **id))
+                .filter_map(|(id, set)| Some((id, set.iter().find(|other| other.plan.endpoint == held.plan.endpoint)?)))
+                .map(|(id, other)| (self.draft.plan.shard(id).and_then(|shard| shard.cpus.clone()), other.clone()))
+                .collect();
+            self.sockets.point(address, &targets)?;
+        }
+        Ok(())
+    }
+
+    /// Tells whether a shard neither serves nor is on its way to.
+    pub(super) fn is_down(&self, id: &ShardId) -> bool {
+        self.fleet.shard(id).is_none_or(|shard| matches!(shard.slot(), Slot::Empty | Slot::Pausing { .. }))
+    }
+
+    fn signal(&self, id: &MasterId, signal: Signal, to: Target) {
+        let Some(master) = self.masters.get(id) else { return };
+        let Some(pid) = master.pid else { return };
+        let number = match signal {
+            Signal::Quit => SystemSignal::SIGQUIT,
+            Signal::Term => SystemSignal::SIGTERM,
+            Signal::Kill => SystemSignal::SIGKILL,
+        };
+        let result = match to {
+            Target::Master if master.alive => self.children.signal(pid, number),
+            Target::Master | Target::Group => self.children.signal_group(pid, number),
+        };
+        if let Err(error) = result {
+            let (name, generation) = (journal::signal_name(signal), id.generation.0);
+            tracing::debug!(shard = %id.shard, gen = generation, signal = name, error = %error, "signal reached nobody");
+        }
+    }
+
+    fn discard(&mut self, id: &MasterId) {
+        self.quiet.retain(|watch| watch.master != *id);
+        let directory = self.master_directory(id);
+        if let Some(mut master) = self.masters.remove(id) {
+            let set = std::mem::take(&mut master.sockets);
+            drop(master);
+            self.sockets.release(set);
+        }
+        if let Err(error) = std::fs::remove_dir_all(&directory)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(directory = %directory.display(), error = %error, "directory of a master was not removed");
+        }
+    }
+
+    /// Gives the paths of a shard without a master to living siblings (design, rule 9).
+    fn lend(&mut self, id: &ShardId) {
+        let Some(set) = self.held.get(id).cloned() else { return };
+        for dead in &set {
+            let split = self.draft.plan.pool(&dead.plan.pool).is_some_and(|pool| pool.routing == Routing::Split);
+            let Some(living) = split.then(|| self.sibling_of(id, dead)).flatten() else { continue };
+            match self.sockets.lend(dead, &living) {
+                Ok(()) => tracing::info!(shard = %id, endpoint = %dead.plan.endpoint, to = %living.plan.endpoint, "path lent to a sibling"),
+                Err(error) => tracing::warn!(shard = %id, error = %super::chain(&error), "path was not lent"),
+            }
+        }
+        let steered: SocketSet = set.into_iter().filter(|held| matches!(held.plan.endpoint, Endpoint::Tcp(_))).collect();
+        if self.is_down(id)
+            && let Err(error) = self.point_to_others(id, &steered)
+        {
+            tracing::warn!(shard = %id, error = %super::chain(&error), "connections were not steered away");
+        }
+    }
+
+    fn point_to_others(&mut self, id: &ShardId, set: &SocketSet) -> Result<(), super::sockets::SocketError> {
+        for held in set {
+            let other = self.held.iter().filter(|(other, _)| *other != id && !self.is_down(other));
+            let theirs = other.flat_map(|(_, set)| set).find(|theirs| theirs.plan.endpoint == held.plan.endpoint).cloned();
+            if let Some(theirs) = theirs {
+                self.point_addresses(&vec![theirs])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn sibling_of(&self, id: &ShardId, dead: &Held) -> Option<Held> {
+        self.held
+            .iter()
+            .filter(|(other, _)| *other != id && self.fleet.shard(other).is_some_and(|shard| shard.serving().is_some()))
+            .flat_map(|(_, set)| set)
+            .find(|held| {
+                held.plan.pool == dead.plan.pool && matches!(held.plan.endpoint, Endpoint::Unix(_)) && self.sockets.is_public(held)
+            })
+            .cloned()
+    }
+
+    fn take_back(&mut self, id: &ShardId) {
+        let Some(set) = self.held.get(id).cloned() else { return };
+        let result = self.sockets.take_back(&set).and_then(|()| self.point_addresses(&set));
+        if let Err(error) = result {
+            tracing::error!(shard = %id, error = %super::chain(&error), "lent path was not taken back");
+        }
+    }
+
+    /// Closes the listeners of a halted shard whose paths a sibling serves: what waits there would wait for ever.
+    fn close_held(&mut self, id: &ShardId) {
+        let Some(set) = self.held.remove(id) else { return };
+        let (lent, kept): (SocketSet, SocketSet) = set.into_iter().partition(|held| self.sockets.is_lent(held));
+        self.held.insert(id.clone(), kept);
+        self.sockets.forget_lent(&lent);
+        self.sockets.release(lent);
+    }
+
+    fn note(&mut self, id: &MasterId, note: &shard::Note) {
+        let pid = self.masters.get(id).and_then(|master| master.pid).map(nix::unistd::Pid::as_raw);
+        journal::transition(id, note, pid);
+        if *note == shard::Note::Serving
+            && let Some(master) = self.masters.get(id)
+        {
+            self.good.insert(id.shard.clone(), Rc::clone(&master.blueprint));
+            self.health.began_serving(&id.shard);
+        }
+    }
+}
