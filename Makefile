@@ -10,7 +10,7 @@ setup:
 
 run: setup
 	@cargo build --quiet --locked
-	@demo/run.sh
+	@etc/demo/run.sh target/debug/polyfpm
 
 # A process for each test where nextest is installed; else one test at a time, as tests hand sockets to the programs they start.
 test: setup

@@ -133,6 +133,9 @@ if ! eventually 150 answers; then
   exit 1
 fi
 
+healthy() { "$polyfpm" status --json -c "$home/demo.toml" | grep -q '"healthy": *true'; }
+eventually 100 healthy || echo "demo: not every shard is ready yet" >&2
+
 cat <<EOF
 
 polyfpm demo: http://127.0.0.1:$port/

@@ -50,6 +50,7 @@ impl Supervisor {
             return;
         }
         self.tasks.under_way = true;
+        self.snapshot_dirty = true;
         told(self.service.reloading());
         let serving = self.serving_fingerprints();
         let input =
@@ -75,6 +76,7 @@ impl Supervisor {
     /// Takes a reading's end.
     pub(super) fn drafted(&mut self, result: DraftResult) {
         self.tasks.under_way = false;
+        self.snapshot_dirty = true;
         let replies = match &self.call {
             Some(ActiveCall { what: Followed::Reading, .. }) => self.call.take().and_then(|call| call.replies),
             _ => None,

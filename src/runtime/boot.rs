@@ -190,6 +190,7 @@ impl Supervisor {
             watcher: None,
             snapshot_due: Moment::START,
             alive_due: Moment::START,
+            snapshot_dirty: true,
             settings,
         }
     }
@@ -283,7 +284,7 @@ impl Supervisor {
         }
         self.finish_boot();
         self.take_up_pending();
-        if now >= self.snapshot_due || self.snapshot_is_stale() {
+        if now >= self.snapshot_due || std::mem::take(&mut self.snapshot_dirty) {
             self.snapshot_due = now.after(SNAPSHOT_PERIOD);
             self.publish_snapshot();
         }
@@ -375,10 +376,6 @@ impl Supervisor {
                 super::tell(&events, Event::Changed(changed)).await;
             }
         }));
-    }
-
-    fn snapshot_is_stale(&self) -> bool {
-        self.snapshot.borrow().job.is_some() || self.fleet.job().is_some() || self.phase != Phase::Running
     }
 }
 

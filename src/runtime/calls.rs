@@ -138,6 +138,7 @@ impl Supervisor {
         match self.fleet.begin(order, self.now()) {
             Ok((number, actions)) => {
                 tracing::info!(job = number, verb, "job began");
+                self.snapshot_dirty = true;
                 self.call = Some(ActiveCall { replies, what: Followed::Job(number) });
                 self.carry_out(actions);
             }
@@ -201,6 +202,7 @@ impl Supervisor {
 
     /// Tells the end of a job to whoever follows it.
     pub(super) fn job_finished(&mut self, ended: Ended) {
+        self.snapshot_dirty = true;
         let Ended { job, kind, failure, shards, took } = ended;
         let (verb, took_ms) = (kind.word(), u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
         let answer = match failure {

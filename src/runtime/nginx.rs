@@ -96,6 +96,7 @@ impl Supervisor {
         }
         self.nginx.view = NginxView { reloads, ..report.view };
         self.nginx.under_way = false;
+        self.snapshot_dirty = true;
         if let Some(names) = report.names {
             self.nginx.names = names;
             self.sockets.retire_marked();

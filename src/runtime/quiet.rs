@@ -37,8 +37,8 @@ pub(super) struct QuietWatch {
     pub why: Quieting,
     /// Since when.
     pub since: Moment,
-    /// How many looks in a row found it quiet.
-    pub quiet_looks: u32,
+    /// Since when every look found it quiet.
+    pub(super) quiet_since: Option<Moment>,
 }
 
 /// What a look found, from best to worst.
@@ -56,7 +56,7 @@ impl Supervisor {
             self.withdraw_all(master);
         }
         let since = self.now();
-        self.quiet.push(QuietWatch { master: master.clone(), why, since, quiet_looks: 0 });
+        self.quiet.push(QuietWatch { master: master.clone(), why, since, quiet_since: None });
     }
 
     /// Takes the paths of a retiring generation out of use, but for those that others serve.
@@ -77,23 +77,18 @@ impl Supervisor {
         let mut keep = Vec::new();
         for mut watch in watches {
             let generation = watch.master.generation;
+            let (id, now) = (watch.master.shard.clone(), self.now());
             match self.look(&watch) {
-                // Twice: a connection may be on its way from the queue to a worker.
-                Some(Look::Quiet) if watch.quiet_looks >= 1 => {
-                    self.feed(&watch.master.shard.clone(), Input::Quiet { generation });
+                // Not at the first look: a connection may be on its way from the queue to a worker.
+                Some(Look::Quiet) if watch.quiet_since.is_some_and(|since| now - since >= QUIET_POLL) => {
+                    self.feed(&id, Input::Quiet { generation });
                 }
-                Some(Look::Quiet) => {
-                    watch.quiet_looks += 1;
+                Some(look) => {
+                    watch.quiet_since = if look == Look::Quiet { watch.quiet_since.or(Some(now)) } else { None };
                     keep.push(watch);
-                }
-                Some(Look::Detained) => {
-                    watch.quiet_looks = 0;
-                    self.feed(&watch.master.shard.clone(), Input::Detained { generation });
-                    keep.push(watch);
-                }
-                Some(Look::Waiting) => {
-                    watch.quiet_looks = 0;
-                    keep.push(watch);
+                    if look == Look::Detained {
+                        self.feed(&id, Input::Detained { generation });
+                    }
                 }
                 None => {}
             }

@@ -72,6 +72,8 @@ pub(super) struct Supervisor {
     pub(super) watcher: Option<tokio::task::JoinHandle<()>>,
     pub(super) snapshot_due: Moment,
     pub(super) alive_due: Moment,
+    /// Whether something changed that whoever asks next must see.
+    pub(super) snapshot_dirty: bool,
 }
 
 impl Supervisor {
@@ -322,6 +324,7 @@ impl Supervisor {
 
     fn note(&mut self, id: &MasterId, note: &shard::Note) {
         let pid = self.masters.get(id).and_then(|master| master.pid).map(nix::unistd::Pid::as_raw);
+        self.snapshot_dirty = true;
         journal::transition(id, note, pid);
         if *note == shard::Note::Serving
             && let Some(master) = self.masters.get(id)
