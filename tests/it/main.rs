@@ -8,9 +8,11 @@
 #![expect(clippy::format_push_string, reason = "reports of failures are not hot")]
 #![expect(dead_code, reason = "the support serves tests that are on their way")]
 
+mod bench;
 mod contract;
 mod fake;
 mod honesty;
 mod nginx_include;
 mod poolfiles;
+mod promise;
 mod support;

@@ -149,15 +149,20 @@ impl Master {
     /// Starts a master and waits for its READY (P30).
     #[track_caller]
     pub(crate) fn start(ground: &Ground, plan: &MasterPlan<'_>) -> Self {
-        let name = plan.name.to_owned();
         let mut master = Self::launch(ground, plan);
-        eventually(Duration::from_secs(20), &format!("master {name} tells READY"), || {
-            if let Some(status) = master.running.ended() {
-                panic!("master {name} ended with {status} before it was ready:\n{}", master.running.output());
-            }
-            master.told().filter(|text| text.contains("READY=1"))
-        });
+        master.ready();
         master
+    }
+
+    /// Waits for its READY.
+    #[track_caller]
+    pub(crate) fn ready(&mut self) {
+        eventually(Duration::from_secs(20), "a master tells READY", || {
+            if let Some(status) = self.running.ended() {
+                panic!("a master ended with {status} before it was ready:\n{}", self.running.output());
+            }
+            self.told().filter(|text| text.contains("READY=1"))
+        });
     }
 
     /// Starts a master and waits for nothing.

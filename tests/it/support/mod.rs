@@ -21,8 +21,9 @@ pub(crate) use kernel::{Queue, accepted, holds, queue};
 pub(crate) use load::{Clients, Extra, Load};
 pub(crate) use master::{Listener, Master, MasterPlan, php_fpm, pool_lines};
 pub(crate) use nginx::{Nginx, Route, Site, Upstream, unix_pass};
-pub(crate) use process::{alive, run, stat};
-pub(crate) use sandbox::FakeFpm;
+pub(crate) use process::{alive, children, run, stat};
+pub(crate) use sandbox::{FakeFpm, Sandbox, Shard};
+pub(crate) use verdict::{Kind, Report};
 
 /// 10 ms: short against every deadline, long against the cost of a look.
 const LOOK_EVERY: Duration = Duration::from_millis(10);

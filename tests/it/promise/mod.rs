@@ -1,0 +1,47 @@
+//! The promise: whatever happens to the masters, no request is lost. Each file is one part of it.
+//!
+//! "Nothing lost" is what [`crate::support::Report::assert_nothing_lost`] says: every answer whole and right, no retry hidden by
+//! NGINX, no line in its error log, every POST run exactly once.
+
+mod failures;
+mod fresh;
+mod life;
+mod races;
+mod reload;
+mod rolling;
+mod routing;
+mod scale;
+
+use std::time::Duration;
+
+pub(crate) use scale::measure;
+
+use crate::support::{Route, Sandbox, Site};
+
+/// 1 s of undisturbed load before and after whatever a test does.
+const STEADY: Duration = Duration::from_secs(1);
+
+/// The site whose place `/www/` goes through the upstream that polyfpm writes.
+fn through_upstream(pool: &str) -> Site {
+    Site::one(Route::new(pool, &Sandbox::upstream(pool)))
+}
+
+/// Lays out a pool that is split over two shards, NGINX using both through the generated upstream.
+fn split(workers: u32) -> Sandbox {
+    let mut host = Sandbox::new();
+    host.pool("www", workers);
+    host.set("shards", "routing", "split");
+    host.front_at_old_paths(&["www"]);
+    host.run();
+    host.edit(&through_upstream("www"));
+    host
+}
+
+/// Lays out a pool whose clients know nothing of polyfpm: NGINX stays at the pool's own path.
+fn unchanged(workers: u32) -> Sandbox {
+    let mut host = Sandbox::new();
+    host.pool("www", workers);
+    host.front_at_old_paths(&["www"]);
+    host.run();
+    host
+}
