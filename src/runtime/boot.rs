@@ -234,6 +234,7 @@ impl Supervisor {
             Event::Sampled { master, sample } => self.sampled(&master, *sample),
             Event::Drafted(result) => self.drafted(*result),
             Event::Nginx(report) => self.nginx_reported(*report),
+            Event::NginxSettled { reload } => self.nginx_settled(reload),
             Event::Changed(paths) => self.files_changed(&paths),
         }
     }

@@ -52,6 +52,11 @@ pub(super) enum Event {
     Drafted(Box<DraftResult>),
     /// The NGINX step has ended.
     Nginx(Box<NginxReport>),
+    /// The NGINX workers from before a reload are gone.
+    NginxSettled {
+        /// Which reload, counted from 1.
+        reload: u64,
+    },
     /// Files that are watched have changed.
     Changed(Vec<std::path::PathBuf>),
 }

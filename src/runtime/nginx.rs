@@ -2,23 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use std::time::Duration;
 
 use super::draft::Draft;
 use super::events::Event;
 use super::supervisor::Supervisor;
 use crate::core::fleet::FleetAction;
-use crate::edge::nginx::{self, IncludeOutcome, NginxState, NotReloaded, RELOAD_TIME, Wanted};
+use crate::edge::nginx::{self, IncludeOutcome, NginxState, NotReloaded, Process, RELOAD_TIME, Wanted};
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::ShardId;
 use crate::model::plan::{Routing, UpstreamServer};
 use crate::model::snapshot::NginxView;
 use crate::sys::children::Children;
 use crate::text::nginx::{IncludeInput, IncludeUpstream, Rendered, keepalive_for, render_include};
-
-/// How long sockets that an old NGINX configuration names stay served for its old workers: requests in them end within the
-/// drain time-out anyway, and an idle old worker leaves in milliseconds.
-const OLD_WORKERS: Duration = Duration::from_secs(30);
 
 /// What a step came to.
 #[derive(Debug)]
@@ -29,6 +24,8 @@ pub(super) struct NginxReport {
     pub names: Option<BTreeSet<Endpoint>>,
     /// Whether NGINX was reloaded.
     pub reloaded: Reloaded,
+    /// The workers that may still use the former include.
+    pub(super) old_workers: Vec<Process>,
 }
 
 /// Whether NGINX was reloaded.
@@ -45,6 +42,9 @@ pub(super) enum Reloaded {
 pub(super) struct NginxBook {
     view: NginxView,
     names: BTreeSet<Endpoint>,
+    /// Endpoints that only old NGINX workers still name: an upload that they are reading connects when it has been read.
+    lingering: BTreeSet<Endpoint>,
+    reloaded: u64,
     under_way: bool,
     again: bool,
 }
@@ -53,16 +53,16 @@ impl NginxBook {
     /// Knows nothing yet.
     pub(super) fn new() -> Self {
         let view = NginxView { state: "off".to_owned(), detail: None, reloads: 0 };
-        Self { view, names: BTreeSet::new(), under_way: false, again: false }
+        Self { view, names: BTreeSet::new(), lingering: BTreeSet::new(), reloaded: 0, under_way: false, again: false }
     }
 
     pub(super) fn view(&self) -> NginxView {
         self.view.clone()
     }
 
-    /// Tells whether the include names an endpoint.
+    /// Tells whether the include names an endpoint, or NGINX workers from before the last reload may.
     pub(super) fn names(&self, endpoint: &Endpoint) -> bool {
-        self.names.contains(endpoint)
+        self.names.contains(endpoint) || self.lingering.contains(endpoint)
     }
 }
 
@@ -98,8 +98,7 @@ impl Supervisor {
         self.nginx.under_way = false;
         self.snapshot_dirty = true;
         if let Some(names) = report.names {
-            self.nginx.names = names;
-            self.sockets.retire_marked();
+            self.take_names(names, report.old_workers);
         }
         if std::mem::take(&mut self.nginx.again) {
             let actions = self.begin_nginx();
@@ -108,6 +107,35 @@ impl Supervisor {
         }
         let actions = self.fleet.nginx_done(self.now());
         self.carry_out(actions);
+    }
+}
+
+impl Supervisor {
+    /// What the include no longer names is retired when the workers that read the former one are gone.
+    fn take_names(&mut self, names: BTreeSet<Endpoint>, old_workers: Vec<Process>) {
+        let former = std::mem::replace(&mut self.nginx.names, names);
+        if old_workers.is_empty() {
+            self.nginx_settled(self.nginx.reloaded);
+            return;
+        }
+        self.nginx.reloaded += 1;
+        self.nginx.lingering.extend(former.difference(&self.nginx.names).cloned());
+        let (events, reload, time) = (self.events.clone(), self.nginx.reloaded, self.settings.restart.drain_timeout);
+        drop(tokio::task::spawn_local(async move {
+            let still = nginx::wait_old_workers(&old_workers, time).await;
+            if !still.is_empty() {
+                tracing::warn!(workers = still.len(), "old nginx workers still run");
+            }
+            super::tell(&events, Event::NginxSettled { reload }).await;
+        }));
+    }
+
+    /// The workers from before a reload are gone.
+    pub(super) fn nginx_settled(&mut self, reload: u64) {
+        if reload == self.nginx.reloaded {
+            self.nginx.lingering.clear();
+            self.sockets.retire_marked();
+        }
     }
 }
 
@@ -179,22 +207,17 @@ async fn step(children: &Children, draft: &Draft, drained: &BTreeSet<ShardId>) -
         tracing::warn!(upstream = kept.name, uses = kept.used_at.len(), "upstream of a removed pool stays: something refers to it");
     }
     let names = names_of(draft, drained);
-    finish(applied.outcome, names, &state).await
+    finish(applied.outcome, names, &state)
 }
 
-async fn finish(outcome: IncludeOutcome, names: BTreeSet<Endpoint>, state: &NginxState) -> NginxReport {
+fn finish(outcome: IncludeOutcome, names: BTreeSet<Endpoint>, state: &NginxState) -> NginxReport {
     match outcome {
         IncludeOutcome::Unchanged => with_names(report("current", unread(state)), names),
         IncludeOutcome::Written(NotReloaded::Off) => with_names(report("written", Some("reload = false".to_owned())), names),
         IncludeOutcome::Written(NotReloaded::NotRunning) => with_names(report("written", Some("NGINX does not run".to_owned())), names),
         IncludeOutcome::Reloaded { old_workers } => {
-            let still = nginx::wait_old_workers(&old_workers, OLD_WORKERS).await;
-            let mut report = with_names(report("current", unread(state)), names);
-            report.reloaded = Reloaded::Yes;
-            if !still.is_empty() {
-                tracing::info!(workers = still.len(), "old NGINX workers still run");
-            }
-            report
+            let report = with_names(report("current", unread(state)), names);
+            NginxReport { reloaded: Reloaded::Yes, old_workers, ..report }
         }
         IncludeOutcome::Absent => report("absent", None),
         IncludeOutcome::BrokenByOthers(failure) => report("broken", Some(failure.to_string())),
@@ -213,7 +236,12 @@ fn unread(state: &NginxState) -> Option<String> {
 }
 
 fn report(state: &str, detail: Option<String>) -> NginxReport {
-    NginxReport { view: NginxView { state: state.to_owned(), detail, reloads: 0 }, names: None, reloaded: Reloaded::No }
+    NginxReport {
+        view: NginxView { state: state.to_owned(), detail, reloads: 0 },
+        names: None,
+        reloaded: Reloaded::No,
+        old_workers: Vec::new(),
+    }
 }
 
 fn with_names(report: NginxReport, names: BTreeSet<Endpoint>) -> NginxReport {

@@ -66,7 +66,7 @@ impl Supervisor {
         self.held.remove(&id.shard);
         for held in &set {
             if self.sockets.is_public(held) && !self.served_by_another(held, id) {
-                self.sockets.unpublish(&held.plan.endpoint);
+                self.drop_endpoint(&held.plan.endpoint);
             }
         }
     }

@@ -202,8 +202,9 @@ impl Supervisor {
         self.draft.plan.shards.iter().flat_map(|shard| &shard.placements).any(|placement| placement.listener.endpoint == *endpoint)
     }
 
-    fn drop_endpoint(&mut self, endpoint: &Endpoint) {
-        if self.nginx.names(endpoint) {
+    /// Takes an endpoint out of use, at once or when no NGINX worker names it any more.
+    pub(super) fn drop_endpoint(&mut self, endpoint: &Endpoint) {
+        if self.phase != Phase::Stopping && self.nginx.names(endpoint) {
             self.sockets.retire_later(endpoint);
         } else {
             self.sockets.unpublish(endpoint);
