@@ -86,7 +86,7 @@ pub struct ReadingInput {
 /// # Errors
 /// Every error that was found, in every file.
 pub async fn read(children: &Children, input: &ReadingInput) -> DraftResult {
-    let loaded = settings_file::load(&input.file)?;
+    let loaded = settings_file::load_for_masters(&input.file)?;
     let (settings, mut problems) = (Rc::new(loaded.settings), loaded.problems);
     let tool = Tool::new(children.clone(), settings.php.clone(), fpm::environment(&settings.php, std::env::vars_os()));
     let refused = |problems: &[Problem], error: &dyn std::error::Error| {

@@ -3,6 +3,7 @@
 pub mod acl;
 pub mod children;
 pub mod directory;
+pub mod limits;
 pub mod listener;
 pub mod lock;
 pub mod notify;

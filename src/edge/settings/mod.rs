@@ -28,6 +28,7 @@ pub use locate::{ETC_DIRECTORY, LocateError, locate};
 use crate::model::ids::InstanceName;
 use crate::model::problem::{Problem, Severity};
 use crate::model::settings::Settings;
+use crate::sys::limits::attainable_files;
 use reader::Reader;
 use source::Source;
 
@@ -49,22 +50,39 @@ pub struct Loaded {
 /// Every problem found, in the order of the file, when at least one of them is an error. No problem shows a value of
 /// `php.environment`.
 pub fn load(file: &Path) -> Result<Loaded, Vec<Problem>> {
-    let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
-    let text = read(&file)?;
-    understand(&file, &text)
+    // Whoever only asks a running supervisor may have lower limits than it has.
+    load_within(file, std::convert::identity)
 }
 
-fn understand(file: &Path, text: &str) -> Result<Loaded, Vec<Problem>> {
+/// Reads a settings file for a process that is to start masters, or to say whether it could: limits that this process
+/// cannot give are problems, too.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_for_masters(file: &Path) -> Result<Loaded, Vec<Problem>> {
+    load_within(file, attainable_files)
+}
+
+fn load_within(file: &Path, attainable: Attainable) -> Result<Loaded, Vec<Problem>> {
+    let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    let text = read(&file)?;
+    understand(&file, &text, attainable)
+}
+
+/// Gives how many open files a master can be allowed of those that are wanted.
+type Attainable = fn(u64) -> u64;
+
+fn understand(file: &Path, text: &str, attainable: Attainable) -> Result<Loaded, Vec<Problem>> {
     let (root, syntax) = DeTable::parse_recoverable(text);
     let root = root.get_ref();
     let reader = Reader::new(Source::new(file, text, root), root, &syntax);
     let instance = instance_of(file, &reader);
-    let settings = resolve(&reader, file.to_owned(), instance);
+    let settings = resolve(&reader, file.to_owned(), instance, attainable);
     let problems = reader.into_problems();
     if problems.iter().any(|problem| problem.severity == Severity::Error) { Err(problems) } else { Ok(Loaded { settings, problems }) }
 }
 
-fn resolve(reader: &Reader<'_>, file: PathBuf, instance: InstanceName) -> Settings {
+fn resolve(reader: &Reader<'_>, file: PathBuf, instance: InstanceName, attainable: Attainable) -> Settings {
     reader.refuse_unknown_tables();
     let runtime_directory = tables::run_directory(reader, &instance);
     let (groups, routing) = groups::read(reader);
@@ -73,7 +91,7 @@ fn resolve(reader: &Reader<'_>, file: PathBuf, instance: InstanceName) -> Settin
         groups,
         routing,
         listen: tables::listen(reader, &runtime_directory),
-        limits: tables::limits(reader),
+        limits: tables::limits(reader, attainable),
         health: tables::health(reader),
         restart: tables::restart(reader),
         nginx: tables::nginx(reader, &instance),

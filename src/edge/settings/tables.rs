@@ -10,6 +10,7 @@ use super::keys;
 use super::reader::{Reader, Section, Value};
 use crate::model::endpoint::UNIX_PATH_LIMIT_BYTES;
 use crate::model::ids::InstanceName;
+use crate::model::problem::Problem;
 use crate::model::settings::{
     Balance, Control, Health, Keepalive, Limit, Limits, Listen, Log, LogFormat, LogLevel, Nginx, Restart, Warmup,
 };
@@ -44,12 +45,15 @@ pub(super) fn listen(reader: &Reader<'_>, run_directory: &Path) -> Listen {
     }
 }
 
-/// Reads `[limits]`.
-pub(super) fn limits(reader: &Reader<'_>) -> Limits {
+/// The default of `limits.nofile`: what distributions give their own php-fpm units at most.
+const DEFAULT_NOFILE: u64 = 65_536;
+
+/// Reads `[limits]`. `attainable` gives how many open files a master can be allowed.
+pub(super) fn limits(reader: &Reader<'_>, attainable: fn(u64) -> u64) -> Limits {
     let section = reader.section("limits");
     section.refuse_unknown_keys();
     Limits {
-        nofile: section.number("nofile", 64..=MAX_NOFILE).or(Some(65_536)),
+        nofile: nofile(reader, &section, attainable),
         core: section.get("core").map_or(Some(Limit::At(0)), |value| limit(&value)),
         nproc: section.number("nproc", 1..=MAX_NPROC),
         memlock: section.get("memlock").and_then(|value| limit(&value)),
@@ -58,6 +62,25 @@ pub(super) fn limits(reader: &Reader<'_>) -> Limits {
         memory_max: section.without_effect("memory_max", section.get("memory_max").and_then(|value| memory_max(&value))),
         cpu_weight: section.without_effect("cpu_weight", section.number("cpu_weight", 1..=10_000)),
     }
+}
+
+/// An explicit number that cannot be had is an error: whoever wrote it counts on it. The default gives way with a warning.
+fn nofile(reader: &Reader<'_>, section: &Section<'_>, attainable: fn(u64) -> u64) -> Option<u64> {
+    if let Some(value) = section.get("nofile") {
+        let wanted = value.number_or(64..=MAX_NOFILE, "")?;
+        let most = attainable(wanted);
+        if most < wanted {
+            let message = format!("limits.nofile is {wanted}, above the hard limit of {most} open files");
+            value.fail(message, format!("write at most {most}, or raise the hard limit (LimitNOFILE= of the unit, or the container's)"));
+        }
+        return Some(wanted);
+    }
+    let most = attainable(DEFAULT_NOFILE);
+    if most < DEFAULT_NOFILE {
+        let message = format!("masters get {most} open files, the hard limit, instead of the default of {DEFAULT_NOFILE}");
+        reader.report_file(Problem::warning(message).remedy(format!("raise the hard limit, or set limits.nofile = {most}")));
+    }
+    Some(most)
 }
 
 fn limit(value: &Value<'_>) -> Option<Limit> {
