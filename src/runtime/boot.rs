@@ -136,6 +136,7 @@ async fn supervise(draft: Draft, children: Children, mut signals: Signals) -> Re
     let server = Server::bind(&control, supervisor.snapshot.subscribe())
         .map_err(|source| RunError::Control { path: control.socket.clone(), source })?;
     let serving = tokio::task::spawn_local(server.serve(calls));
+    super::leftovers::sweep(&supervisor.draft.plan);
     supervisor.watch_files();
     supervisor.start_all();
     while !supervisor.is_over() {

@@ -12,6 +12,7 @@ mod events;
 mod health;
 mod journal;
 mod launch;
+mod leftovers;
 mod listens;
 mod master;
 mod nginx;

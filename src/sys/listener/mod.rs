@@ -33,12 +33,15 @@ use rustix::net::sockopt;
 pub use aside::keep_aside;
 pub use file::{FileId, examine, file_id};
 pub use holder::Holder;
-pub use publish::{Expected, PublishError, lend, publish, still_ours, unpublish};
+pub use publish::{Expected, PublishError, lend, publish, still_ours, sweep, unpublish};
 pub use tcp::{Joining, bind_tcp};
 pub use unix::{BindError, bind_unix};
 
 /// The kernel's default of `net.core.somaxconn` since 5.4, for the case that it cannot be read.
 const SOMAXCONN_DEFAULT: u32 = 4096;
+
+/// Starts the names that files have only within one call.
+const OWN_PREFIX: &str = ".polyfpm-";
 
 /// A listening socket of ours.
 #[derive(Debug)]

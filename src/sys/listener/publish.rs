@@ -3,11 +3,11 @@
 //! Before each rename the file at the path must be nobody's, or the one we put there ourselves: a path that somebody else
 //! took in the meantime is theirs.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::AtFlags;
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::sys::directory::{DirectoryError, Located, SafeDirectory, locate};
@@ -15,7 +15,7 @@ use crate::sys::directory::{DirectoryError, Located, SafeDirectory, locate};
 use super::file::{Entry, FileId, Found, clean_up, look, rename_new};
 use super::holder::Holder;
 use super::unix::by;
-use super::{Listener, Place};
+use super::{Listener, OWN_PREFIX, Place};
 
 /// What may be replaced at a public path. Nothing and a stale socket always may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,7 +131,7 @@ pub fn lend(living: &Path, living_file: FileId, dead: &Path, expected: Expected)
     if standing.as_ref().is_some_and(|entry| entry.id == living_file) {
         return Ok(());
     }
-    let name = OsString::from(format!(".polyfpm-lent-{:x}", living_file.inode));
+    let name = OsString::from(format!("{OWN_PREFIX}lent-{:x}", living_file.inode));
     let link = Located { directory: target.directory.try_clone().map_err(|source| PublishError::step("open", dead, source))?, name };
     make_link(&source, &link, dead)?;
     let lent = match stands(&link)? {
@@ -173,6 +173,38 @@ pub fn unpublish(public: &Path, file: FileId) -> io::Result<bool> {
     }
     rustix::fs::unlinkat(&target.directory.fd, &target.name, AtFlags::empty())?;
     Ok(true)
+}
+
+/// Removes the stale sockets of a directory whose name `is_leftover` knows: temporary names of a supervisor that ended
+/// between bind and rename. Names that only this module gives are known to it already. Gives how many were removed.
+///
+/// Living sockets stay, whatever they are called; each sees one empty connection.
+///
+/// # Errors
+/// When the directory cannot be opened safely or read.
+pub fn sweep(directory: &Path, is_leftover: impl Fn(&str) -> bool) -> io::Result<usize> {
+    let directory = SafeDirectory::open(directory).map_err(io::Error::other)?;
+    // The handle we have is good for names only, not for reading.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let readable = rustix::fs::openat(&directory.fd, ".", flags, Mode::empty())?;
+    let mut removed = 0;
+    for entry in rustix::fs::Dir::read_from(readable)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().to_str() else { continue };
+        if !name.starts_with(OWN_PREFIX) && !is_leftover(name) {
+            continue;
+        }
+        let name = OsStr::new(name);
+        let stale = match look(&directory, name)? {
+            Some(file) => file.is_socket() && matches!(file.found()?, Found::Stale),
+            None => false,
+        };
+        if stale {
+            rustix::fs::unlinkat(&directory.fd, name, AtFlags::empty())?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
 }
 
 /// Tells whether the file at `public` is `file`.

@@ -241,6 +241,21 @@ fn leftovers_of_an_earlier_run_are_removed_if_stale() {
 }
 
 #[test]
+fn stale_leftovers_are_swept_and_nothing_else() {
+    let sandbox = sandbox();
+    for name in ["www.sock.g3", ".polyfpm-1f", "theirs.sock"] {
+        drop(UnixListener::bind(sandbox.path().join(name)).unwrap());
+        wait_until_stale(&sandbox.path().join(name));
+    }
+    let _live = UnixListener::bind(sandbox.path().join("www.sock.g4")).unwrap();
+    fs::write(sandbox.path().join("www.sock.g5"), "").unwrap();
+    assert_eq!(sweep(sandbox.path(), |name| name.starts_with("www.sock.g")).unwrap(), 2);
+    let mut left: Vec<_> = fs::read_dir(sandbox.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["theirs.sock", "www.sock.g4", "www.sock.g5"]);
+}
+
+#[test]
 fn a_path_may_have_107_bytes_and_not_108() {
     let sandbox = sandbox();
     let fill = |length: usize| {

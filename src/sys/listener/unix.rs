@@ -18,7 +18,7 @@ use crate::sys::directory::{DirectoryError, Located, SafeDirectory, locate};
 
 use super::file::{Entry, Found, clean_up, look, rename_new};
 use super::holder::Holder;
-use super::{Listener, Place, listen, socket_inode};
+use super::{Listener, OWN_PREFIX, Place, listen, socket_inode};
 
 /// Says why a socket could not be bound.
 #[derive(Debug, thiserror::Error)]
@@ -173,7 +173,7 @@ fn bind(directory: &SafeDirectory, name: &OsStr, path: &Path) -> Result<(OwnedFd
     }
     // Through a handle the name carries no directory, so it must be unique by itself: the socket's inode makes it so.
     let inode = socket_inode(&socket).map_err(|source| step("look at", source))?;
-    let unique = OsString::from(format!(".polyfpm-{inode:x}"));
+    let unique = OsString::from(format!("{OWN_PREFIX}{inode:x}"));
     let bound = format!("/proc/self/fd/{}/{}", directory.fd.as_raw_fd(), unique.to_string_lossy());
     bind_to(&socket, &bound).map_err(|source| step("bind", source))?;
     let renamed = rename_new((directory, &unique), (directory, name));
@@ -243,4 +243,29 @@ fn set_access(entry: &Entry, access: &Access, path: &Path) -> Result<(), BindErr
             .map_err(|source| BindError::Acl { path: path.to_owned(), source: source.into() })?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_leads_elsewhere_is_noticed_before_its_access_is_changed() {
+        let sandbox = tempfile::Builder::new().prefix("pf").tempdir_in("/tmp").unwrap();
+        let directory = SafeDirectory::open(sandbox.path()).unwrap();
+        let bound = |name: &str| {
+            let path = sandbox.path().join(name);
+            let socket = bind(&directory, OsStr::new(name), &path).unwrap().0;
+            listen(&socket, 5).unwrap();
+            (socket, look(&directory, OsStr::new(name)).unwrap().unwrap())
+        };
+        let ((one, one_file), (other, other_file)) = (bound("one"), bound("other"));
+        assert!(leads_to(&one_file, &one).unwrap() && leads_to(&other_file, &other).unwrap());
+        assert!(!leads_to(&other_file, &one).unwrap());
+        std::fs::rename(sandbox.path().join("other"), sandbox.path().join("one")).unwrap();
+        let error = finish(&directory, OsStr::new("one"), &one, &Access { mode: 0o666, ..Access::default() }, 5).unwrap_err();
+        assert!(matches!(error, BindError::Swapped { .. }), "{error}");
+        let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(sandbox.path().join("one")).unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600);
+    }
 }
