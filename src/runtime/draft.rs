@@ -219,7 +219,11 @@ impl Workshop {
 
     fn choices(&self) -> ShardChoices<'_> {
         static NONE: BTreeMap<PoolName, StatusListener> = BTreeMap::new();
-        ShardChoices { drain_timeout: self.settings.restart.drain_timeout, status: &NONE }
+        ShardChoices {
+            drain_timeout: self.settings.restart.drain_timeout,
+            status: &NONE,
+            heartbeat: self.build.systemd.then_some(self.settings.health.interval),
+        }
     }
 
     /// Gives the private status listeners of a shard: pools with a warm-up first, then those with the most workers.

@@ -9,8 +9,9 @@ use super::supervisor::Supervisor;
 use crate::core::fleet::FleetAction;
 use crate::edge::nginx::{self, IncludeOutcome, NginxState, NotReloaded, Process, RELOAD_TIME, Wanted};
 use crate::model::endpoint::Endpoint;
-use crate::model::ids::ShardId;
-use crate::model::plan::{Routing, UpstreamServer};
+use crate::model::ids::{PoolName, ShardId};
+use crate::model::listen::Handover;
+use crate::model::plan::UpstreamServer;
 use crate::model::snapshot::NginxView;
 use crate::sys::children::Children;
 use crate::text::nginx::{IncludeInput, IncludeUpstream, Rendered, keepalive_for, render_include};
@@ -153,6 +154,10 @@ fn include_for(draft: &Draft, state: &NginxState, drained: &BTreeSet<ShardId>) -
     let settings = &draft.settings;
     let workers = state.running.as_ref().map_or(1, |running| running.workers.len().max(1));
     let workers = u32::try_from(workers).unwrap_or(u32::MAX);
+    // A worker that leaves a socket that stays closes connections NGINX is about to use again (P21): none are kept there.
+    let placements = draft.plan.shards.iter().flat_map(|shard| &shard.placements);
+    let stays: BTreeSet<&PoolName> =
+        placements.filter(|placement| placement.listener.handover == Handover::Share).map(|placement| &placement.pool).collect();
     let upstreams = draft
         .plan
         .pools
@@ -162,9 +167,7 @@ fn include_for(draft: &Draft, state: &NginxState, drained: &BTreeSet<ShardId>) -
                 pool.servers.iter().filter(|server| !server.shards.iter().all(|shard| drained.contains(shard))).cloned().collect();
             // An upstream without servers is a fault to NGINX; the drained shard's path is lent to nobody then, but stays held.
             let servers = if kept.is_empty() { pool.servers.clone() } else { kept };
-            // A worker that leaves a shared socket closes connections NGINX is about to use again (P21): none are kept there.
-            let shared = pool.routing == Routing::Shared && servers.iter().any(|server| matches!(server.endpoint, Endpoint::Unix(_)));
-            let keepalive = if shared { 0 } else { keepalive_for(settings.nginx.keepalive, &servers, workers) };
+            let keepalive = if stays.contains(&pool.pool) { 0 } else { keepalive_for(settings.nginx.keepalive, &servers, workers) };
             IncludeUpstream { name: pool.upstream.clone(), pool: pool.pool.clone(), servers, keepalive }
         })
         .collect();

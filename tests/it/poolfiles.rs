@@ -185,7 +185,7 @@ async fn assert_shards_pass(tool: &Tool, found: &FoundFiles, directory: &Path, n
     let none = BTreeMap::new();
     for (shards, index, status) in [(1, 1, &none), (3, 1, &status), (3, 3, &status)] {
         let plan = shard(&reading.files, index, shards);
-        let choices = ShardChoices { drain_timeout: Duration::from_secs(300), status };
+        let choices = ShardChoices { drain_timeout: Duration::from_secs(300), status, heartbeat: Some(Duration::from_millis(1500)) };
         let trial = try_shard(tool, &reading.files, &plan, choices).await.unwrap();
         assert_eq!(trial, Trial::Accepted, "{name}: {shards} shards, shard {index}");
         assert_read_back(found, &plan, choices, name);
@@ -249,7 +249,7 @@ async fn check(bench: &Bench, case: &Case) {
 async fn bad_pools(tool: &Tool, reading: &Reading) -> Vec<String> {
     let plan = shard(&reading.files, 1, 1);
     let none = BTreeMap::new();
-    let choices = ShardChoices { drain_timeout: Duration::from_secs(1), status: &none };
+    let choices = ShardChoices { drain_timeout: Duration::from_secs(1), status: &none, heartbeat: None };
     let bad = find_bad_pools(tool, &reading.files, &plan, choices).await.unwrap();
     for one in &bad {
         let place = one.problem.place.as_ref().unwrap();

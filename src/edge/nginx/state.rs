@@ -71,6 +71,9 @@ pub async fn probe(children: &Children, settings: &Nginx) -> NginxState {
             let read = tokio::task::spawn_blocking(move || read(&dump, &settings)).await;
             (state.reads_include, Reading { clients: state.clients, layout: state.layout, problems: state.problems }) =
                 read.unwrap_or_else(|error| (false, unread(&error.to_string())));
+            if let Some(build) = &state.build {
+                build.fill_in(&mut state.clients);
+            }
         }
         Err(message) => state.problems = unread(&message).problems,
     }

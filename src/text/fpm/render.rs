@@ -30,6 +30,8 @@ pub struct ShardChoices<'a> {
     pub drain_timeout: Duration,
     /// The status sockets, for pools that get one.
     pub status: &'a BTreeMap<PoolName, StatusListener>,
+    /// How often the master tells its numbers (P30), unless the operator says; `None` for a php-fpm that cannot.
+    pub heartbeat: Option<Duration>,
 }
 
 /// A shard's configuration.
@@ -128,7 +130,10 @@ fn render(files: &PoolFiles, shard: &ShardPlan, choices: ShardChoices<'_>, logs:
             out.raw(line);
         }
     }
-    out.push(format!("process_control_timeout = {}", drain_seconds(choices.drain_timeout)).as_bytes(), None);
+    out.push(format!("process_control_timeout = {}", whole_seconds(choices.drain_timeout)).as_bytes(), None);
+    if let Some(interval) = choices.heartbeat.filter(|_| files.global.lines.iter().all(|line| line.key != "systemd_interval")) {
+        out.push(format!("systemd_interval = {}", whole_seconds(interval)).as_bytes(), None);
+    }
     out.number("process.max", shard.process_max);
     if let Some(directory) = logs {
         // The last line of a key is the one that counts. A higher level would hide why php-fpm refuses the file.
@@ -148,8 +153,8 @@ fn render(files: &PoolFiles, shard: &ShardPlan, choices: ShardChoices<'_>, logs:
     Ok(out)
 }
 
-/// php-fpm keeps the time in an `int`; 0 would cut requests at once (P10).
-fn drain_seconds(span: Duration) -> u64 {
+/// php-fpm keeps the time in an `int`; as `process_control_timeout`, 0 would cut requests at once (P10).
+fn whole_seconds(span: Duration) -> u64 {
     let rounded = span.as_secs().saturating_add(u64::from(span.subsec_nanos() > 0));
     rounded.clamp(1, 2_000_000_000)
 }

@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 
+use crate::model::clients::Clients;
 use crate::model::host::Version;
 
 /// An NGINX binary.
@@ -79,6 +80,20 @@ impl Build {
     }
 }
 
+/// How many connections an upstream keeps unless told otherwise. Source: nginx change list, 1.29.7.
+const KEPT_BY_DEFAULT: u32 = 32;
+
+impl Build {
+    /// Fills in what this NGINX does where its configuration says nothing.
+    pub fn fill_in(&self, clients: &mut Clients) {
+        if self.keeps_by_default() {
+            for upstream in &mut clients.upstreams {
+                upstream.keepalive.get_or_insert(KEPT_BY_DEFAULT);
+            }
+        }
+    }
+}
+
 /// Finds the version of NGINX proper. OpenResty counts in four numbers, the first three NGINX's; other forks count on their own.
 fn version(text: &str) -> Option<Version> {
     ["nginx version: nginx/", "nginx version: openresty/", "nginx version: freenginx/", "freenginx version: freenginx/"]
@@ -94,6 +109,8 @@ fn version(text: &str) -> Option<Version> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::clients::UpstreamBlock;
+    use crate::model::problem::Place;
 
     #[test]
     fn a_build_is_read_from_what_it_prints() {
@@ -108,6 +125,23 @@ mod tests {
         assert_eq!(build.pid, Some(PathBuf::from("/run/nginx.pid")));
         assert_eq!(build.without, ["http_upstream_random"]);
         assert!(build.zone() && build.least_conn() && build.keepalive_time() && !build.random() && !build.keeps_by_default());
+    }
+
+    #[test]
+    fn an_upstream_that_says_nothing_keeps_connections_since_1_29_7() {
+        let block = |keepalive| UpstreamBlock {
+            place: Place { file: PathBuf::from("/x"), line: 1 },
+            name: "php".to_owned(),
+            servers: Vec::new(),
+            keepalive,
+            keepalive_time: None,
+            keepalive_timeout: None,
+        };
+        for (version, kept) in [(Version(1, 29, 6), [None, Some(0)]), (Version(1, 29, 7), [Some(32), Some(0)])] {
+            let mut clients = Clients { known: true, passes: Vec::new(), upstreams: vec![block(None), block(Some(0))] };
+            Build::of_version(version).fill_in(&mut clients);
+            assert_eq!(clients.upstreams.iter().map(|upstream| upstream.keepalive).collect::<Vec<_>>(), kept, "{version}");
+        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub struct IncludeInput {
 /// One upstream to write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IncludeUpstream {
-    /// Its name (see [`upstream_names`](super::upstream_names)).
+    /// Its name, as the plan gives it.
     pub name: String,
     /// The pool it leads to.
     pub pool: PoolName,

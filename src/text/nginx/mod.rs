@@ -13,7 +13,6 @@ mod failure;
 mod glob;
 mod include;
 mod keepalive;
-mod names;
 mod read;
 mod references;
 mod syntax;
@@ -26,6 +25,5 @@ pub use include::{
     upstreams_of, with_kept,
 };
 pub use keepalive::keepalive_for;
-pub use names::upstream_names;
 pub use read::{Layout, Reading};
 pub use syntax::{Directive, SyntaxError, Word, parse};
