@@ -133,17 +133,19 @@ const UNSET: &str = "polyfpm-unset";
 pub async fn learn(tool: &Tool, build: &FpmBuild, words: &BTreeSet<String>, variables: &BTreeSet<String>) -> Result<Learned, ProbeError> {
     let mut lines = String::new();
     for (number, word) in words.iter().enumerate() {
-        lines.push_str(&format_line('c', number, word));
+        // Asked as a key: as a value, `on` would be a word of truth, which between brackets it is not.
+        lines.push_str(&format_line(&format!("\"c{number} \"{word}"), "1"));
     }
     let fallback = if build.version >= Version(8, 3, 0) { format!(":-{UNSET}") } else { String::new() };
     for (number, name) in variables.iter().enumerate() {
-        lines.push_str(&format_line('v', number, &format!("\"<${{{name}{fallback}}}>\"")));
+        lines.push_str(&format_line(&format!("v{number}"), &format!("\"<${{{name}{fallback}}}>\"")));
     }
     if lines.is_empty() {
         return Ok(Learned::default());
     }
+    let limit = if build.version >= Version(7, 3, 0) { "log_limit = 100000" } else { "" };
     let scratch = Scratch::new()?;
-    let dumped = tool.test(Mode::Dump, &minimal(&scratch, "log_limit = 100000", &lines)?).await?;
+    let dumped = tool.test(Mode::Dump, &minimal(&scratch, limit, &lines)?).await?;
     if dumped.exit != Exit::Code(0) {
         let message = complaints(&dumped.stderr).into_iter().next().unwrap_or_else(|| dumped.exit.to_string());
         return Err(ProbeError::Refused { message });
@@ -161,15 +163,18 @@ pub async fn learn(tool: &Tool, build: &FpmBuild, words: &BTreeSet<String>, vari
     Ok(Learned { constants: constants.collect(), variables: variables.collect() })
 }
 
-fn format_line(kind: char, number: usize, value: &str) -> String {
-    format!("php_value[{kind}{number}] = {value}\n")
+fn format_line(key: &str, value: &str) -> String {
+    format!("php_value[{key}] = {value}\n")
 }
 
-/// Takes the `php_value` lines out of a dump.
+/// Takes the `php_value` lines out of a dump: what each constant and each variable gives, by its number.
 fn values(dump: &[u8]) -> BTreeMap<String, String> {
     let text = String::from_utf8_lossy(dump);
     let line = |line: &str| -> Option<(String, String)> {
         let (_, entry) = line.split_once("NOTICE: \tphp_value[")?;
+        if let Some((number, meaning)) = entry.strip_suffix("] = 1").and_then(|key| key.split_once(' ')) {
+            return Some((number.to_owned(), meaning.to_owned()));
+        }
         let (key, value) = entry.split_once("] = ")?;
         Some((key.to_owned(), value.to_owned()))
     };

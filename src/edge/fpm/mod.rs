@@ -10,8 +10,6 @@ mod fingerprint;
 mod glob;
 mod messages;
 mod scratch;
-#[cfg(test)]
-mod tests;
 mod trial;
 
 use std::ffi::OsString;

@@ -20,7 +20,10 @@ pub(super) struct Case {
     pub(super) expect: Expect,
     pub(super) good: Option<Vec<String>>,
     pub(super) bad: Option<Vec<String>>,
+    /// The first version it is for.
     pub(super) needs: Option<Version>,
+    /// The first version it is not for any more.
+    pub(super) before: Option<Version>,
     own_log: bool,
     files: Vec<(String, String)>,
 }
@@ -40,6 +43,7 @@ fn case(text: &str, file: &str) -> Case {
         good: None,
         bad: None,
         needs: None,
+        before: None,
         own_log: false,
         files: Vec::new(),
     };
@@ -54,10 +58,8 @@ fn case(text: &str, file: &str) -> Case {
             ("good", names) => case.good = words(names),
             ("bad", names) => case.bad = words(names),
             ("log", "own") => case.own_log = true,
-            ("needs", version) => {
-                let (major, minor) = version.split_once('.').unwrap();
-                case.needs = Some(Version(major.parse().unwrap(), minor.parse().unwrap(), 0));
-            }
+            ("needs", text) => case.needs = Some(version(text)),
+            ("before", text) => case.before = Some(version(text)),
             (key, value) => panic!("{}: {key}: {value}", case.name),
         }
     }
@@ -65,6 +67,11 @@ fn case(text: &str, file: &str) -> Case {
     case.files = files.collect();
     assert_eq!(case.files[0].0, "php-fpm.conf", "{}", case.name);
     case
+}
+
+fn version(text: &str) -> Version {
+    let (major, minor) = text.split_once('.').unwrap();
+    Version(major.parse().unwrap(), minor.parse().unwrap(), 0)
 }
 
 impl Case {
