@@ -25,7 +25,7 @@ use crate::edge::control::server::{Call, ControlError, Server};
 use crate::edge::service::{Service, ServiceError};
 use crate::edge::{log, settings as settings_file};
 use crate::model::ids::{MasterId, ShardId};
-use crate::model::problem::Problem;
+use crate::model::problem::{Problem, Severity};
 use crate::model::settings::Settings;
 use crate::model::time::Moment;
 use crate::sys::children::{Children, Subreaper};
@@ -35,6 +35,9 @@ use crate::sys::watch::Watcher;
 
 /// How many events may wait: tasks wait for room, and there are a few for each master.
 const EVENTS: usize = 1024;
+
+/// How long control clients have for their last line at the end.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// How many of php-fpm's last lines are told with a failure: the cause, and what it led to.
 const LAST_LINES: usize = 3;
@@ -154,8 +157,12 @@ async fn supervise(draft: Draft, children: Children, mut signals: Signals) -> Re
         }
         supervisor.tick();
     }
-    serving.abort();
     supervisor.clean_up();
+    // The server ends when nobody takes calls any more; whoever asked for the stop hears of its end first.
+    drop(called);
+    if tokio::time::timeout(LAST_WORDS, serving).await.is_err() {
+        tracing::warn!("control clients did not take their last line");
+    }
     Ok(())
 }
 
@@ -199,7 +206,10 @@ impl Supervisor {
     /// Starts every shard that has pools.
     fn start_all(&mut self) {
         for problem in &self.draft.problems {
-            tracing::warn!(problem = %problem, "configuration problem");
+            match problem.severity {
+                Severity::Note => tracing::info!(problem = %problem, "configuration note"),
+                Severity::Warning | Severity::Error => tracing::warn!(problem = %problem, "configuration problem"),
+            }
         }
         for bad in &self.draft.plan.quarantined {
             tracing::error!(pool = %bad.pool, problem = %bad.problem, "pool kept out");
@@ -347,13 +357,11 @@ impl Supervisor {
         {
             replies.finish(crate::model::wire::Reply::Done { message: "stopped".to_owned(), shards: Vec::new() });
         }
-        for path in [self.settings.runtime_directory.join("m"), self.settings.control.socket.clone()] {
-            let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
-            if let Err(error) = removed
-                && error.kind() != std::io::ErrorKind::NotFound
-            {
-                tracing::warn!(path = %path.display(), error = %error, "file was not removed");
-            }
+        let masters = self.settings.runtime_directory.join("m");
+        if let Err(error) = std::fs::remove_dir_all(&masters)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %masters.display(), error = %error, "directory of masters was not removed");
         }
         tracing::info!("stopped");
     }

@@ -269,10 +269,11 @@ fn reply(replies: Option<ReplySink>, answer: Reply) {
 
 fn done_message(kind: &JobKind, shards: &[ShardRuns]) -> String {
     let count = shards.iter().filter(|runs| runs.outcome == "changed").count();
+    let shards = if count == 1 { "1 shard".to_owned() } else { format!("{count} shards") };
     match kind {
-        JobKind::Restart | JobKind::Heal => format!("{count} shards restarted, no request lost"),
+        JobKind::Restart | JobKind::Heal => format!("{shards} restarted"),
         JobKind::Apply if count == 0 => "nothing differs".to_owned(),
-        JobKind::Apply => format!("{count} shards changed"),
+        JobKind::Apply => format!("{shards} changed"),
         JobKind::Park => "parked".to_owned(),
         JobKind::Drain => "drained".to_owned(),
         JobKind::Unpark => "serving".to_owned(),
@@ -286,7 +287,11 @@ fn failed(failure: &JobFailure, shards: Vec<ShardRuns>) -> Reply {
         (None, _) => failure.why.clone(),
     };
     let causes = if failure.shard.is_some() { vec![failure.why.clone()] } else { Vec::new() };
-    let hint = failure.shard.is_some().then(|| "the old master still serves; mend the cause and run the command again".to_owned());
+    let serves = shards.iter().any(|runs| failure.shard.as_ref() == Some(&runs.shard) && runs.generation.is_some());
+    let hint = failure.shard.is_some().then(|| {
+        let state = if serves { "the old master still serves" } else { "no master serves this shard" };
+        format!("{state}; mend the cause and run the command again")
+    });
     Reply::Error { code: ErrorCode::Failed, message, causes, hint, job: None, shards }
 }
 

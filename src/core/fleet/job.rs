@@ -17,6 +17,8 @@ pub(super) struct Job {
     pub(super) started: Moment,
     pub(super) waiting: VecDeque<ShardId>,
     pub(super) done: Vec<ShardId>,
+    /// Of those that are done, the ones that were left alone: parked.
+    pub(super) skipped: Vec<ShardId>,
     pub(super) stage: JobStage,
     pub(super) failure: Option<JobFailure>,
 }
@@ -113,7 +115,7 @@ impl Fleet {
         let failed = job.failure.as_ref().is_some_and(|failure| failure.shard.as_ref() == Some(id));
         let outcome = if failed {
             "failed"
-        } else if job.done.contains(id) {
+        } else if job.done.contains(id) && !job.skipped.contains(id) {
             "changed"
         } else {
             "untouched"

@@ -135,7 +135,8 @@ impl Fleet {
         let waiting: VecDeque<ShardId> = order.shards.iter().cloned().collect();
         let stage = JobStage::Nginx { first: NginxStep::First };
         let first = order.nginx == NginxStep::First;
-        self.job = Some(Job { number: self.jobs, order, started: now, waiting, done: Vec::new(), stage, failure: None });
+        self.job =
+            Some(Job { number: self.jobs, order, started: now, waiting, done: Vec::new(), skipped: Vec::new(), stage, failure: None });
         let mut actions = Vec::new();
         if first {
             self.progress(Who(None, None), "nginx", now, &mut actions);

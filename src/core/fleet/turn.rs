@@ -27,6 +27,7 @@ impl Fleet {
             }
             if let Some(job) = &mut self.job {
                 job.done.push(id.clone());
+                job.skipped.push(id.clone());
             }
             self.progress(Who(Some(id), None), "skipped", now, actions);
         }
