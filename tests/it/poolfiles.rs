@@ -397,8 +397,13 @@ async fn lines_made_at_random_are_judged_the_same() {
     let main = directory.path().join("one.conf");
     let mut random = Seed(seed);
     let mut both = [0, 0];
-    for _ in 0..rounds * 80 {
-        let line: String = (0..=random.below(7)).map(|_| PIECES[random.below(PIECES.len())]).collect();
+    for number in 0..rounds * 90 {
+        let mut some = |most: usize| -> String { (0..random.below(most + 1)).map(|_| PIECES[random.below(PIECES.len())]).collect() };
+        let line = match number % 3 {
+            0 => some(8),
+            1 => format!("{}[{}]{}", some(1), some(3), some(1)),
+            _ => format!("php_value[x{}]={}", some(2), some(2)),
+        };
         let pool = |name: &str| format!("user = www-data\nlisten = {path}/{name}\npm = static\npm.max_children = 1\n");
         std::fs::write(&main, format!("error_log = {path}/log\n[base]\n{}{line}\n{}", pool("base"), pool("next"))).unwrap();
         let (_, found) = bench.read(&main).await;
