@@ -2,7 +2,7 @@
 //!
 //! Under systemd lines go to the journal with their fields, elsewhere to standard error as text or JSON. Only this crate's
 //! own lines are logged, from the level of the settings up. A panic is logged with a backtrace, then ends the process:
-//! the service manager starts a new supervisor, which adopts the masters; one that went on with half a state would not.
+//! masters go on serving without a supervisor, and one that went on with half a state might harm them.
 //!
 //! Nothing here may bring the supervisor down: standard error may be a pipe whose reader is gone, so failed writes are
 //! dropped without a word.

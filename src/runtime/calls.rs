@@ -1,4 +1,4 @@
-//! What people and scripts ask for: the control socket's commands and the signals (design, 3.2).
+//! What people and scripts ask for: the control socket's commands and the signals (`docs/operations.md`).
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -264,7 +264,7 @@ fn open_errors(path: &Path) -> Result<File, LaunchError> {
     File::options().append(true).create(true).mode(0o600).open(path).map_err(error)
 }
 
-/// Binds the private status sockets: 0600 in a directory only root enters, since they run any script (P28).
+/// Binds the private status sockets. Only root enters their directory: they run any script (P28).
 fn bind_status(directory: &Path, blueprint: &Blueprint) -> Result<Vec<StatusSocket>, LaunchError> {
     let mut sockets = Vec::new();
     for (number, point) in blueprint.status.iter().enumerate() {

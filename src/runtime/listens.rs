@@ -42,7 +42,7 @@ fn resolve(pool: &Pool, prefix: &Path) -> Result<ResolvedListen, Problem> {
 }
 
 /// Reads a listen as php-fpm does: digits alone or a colon anywhere mean TCP, all else is a path.
-/// Source: php-src fpm_sockets.c `fpm_sockets_domain_from_address`; layouts of pool files in `docs/php-fpm.md`.
+/// Source: php-src fpm_sockets.c `fpm_sockets_domain_from_address`.
 fn endpoint(pool: &Pool, prefix: &Path) -> Result<Endpoint, Problem> {
     let text = pool.listen.as_str();
     if text.contains(':') || (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())) {

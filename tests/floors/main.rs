@@ -5,6 +5,7 @@
 #![expect(clippy::expect_used, clippy::panic, reason = "a scan that cannot read the repository has nothing to say")]
 #![expect(clippy::indexing_slicing, clippy::string_slice, reason = "places come from a search in the same text; a mistake fails the test")]
 
+mod docs;
 mod paths;
 mod source;
 
