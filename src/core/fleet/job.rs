@@ -17,7 +17,7 @@ pub(super) struct Job {
     pub(super) started: Moment,
     pub(super) waiting: VecDeque<ShardId>,
     pub(super) done: Vec<ShardId>,
-    /// Of those that are done, the ones that were left alone: parked.
+    /// Those of `done` that were left alone.
     pub(super) skipped: Vec<ShardId>,
     pub(super) stage: JobStage,
     pub(super) failure: Option<JobFailure>,
@@ -56,6 +56,13 @@ impl Fleet {
             total: count(job.order.shards.len()),
             step: self.step(job),
         }
+    }
+
+    /// Gives the view of what is in the way of a job when everything is leaving.
+    pub(super) fn stop_view(&self) -> JobView {
+        let count = |gone: bool| u32::try_from(self.shards.values().filter(|shard| shard.is_gone() == gone).count()).unwrap_or(u32::MAX);
+        let (done, left) = (count(true), count(false));
+        JobView { job: self.jobs, verb: "stop".to_owned(), done, total: done.saturating_add(left), step: "masters are leaving".to_owned() }
     }
 
     pub(super) fn step(&self, job: &Job) -> String {

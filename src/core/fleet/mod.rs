@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use super::shard::{Action, Input, Shard, Slot, Timing, Wanted};
-use crate::model::ids::ShardId;
+use crate::model::ids::{Generation, ShardId};
 use crate::model::snapshot::{JobView, Verdict};
 use crate::model::time::Moment;
 use job::{Job, JobStage, Who, step_word};
@@ -35,12 +35,15 @@ pub struct Fleet {
     settle: Duration,
     job: Option<Job>,
     jobs: u64,
+    stopping: bool,
+    /// The last generations of shards that were forgotten: late reports of their masters must not meet a namesake.
+    forgotten: BTreeMap<ShardId, Generation>,
 }
 
 impl Fleet {
     /// Makes a fleet with no shards.
     pub fn new(timing: Timing, settle: Duration) -> Self {
-        Self { shards: BTreeMap::new(), timing, settle, job: None, jobs: 0 }
+        Self { shards: BTreeMap::new(), timing, settle, job: None, jobs: 0, stopping: false, forgotten: BTreeMap::new() }
     }
 
     /// Takes new time-outs.
@@ -69,17 +72,31 @@ impl Fleet {
         }
     }
 
-    /// Adds a shard if it is new, and wants it up.
+    /// Adds a shard if it is new, and wants it up. After [`Fleet::stop`] nothing is started any more.
     #[must_use]
     pub fn start(&mut self, id: &ShardId, now: Moment) -> Vec<FleetAction> {
-        let timing = self.timing;
-        self.shards.entry(id.clone()).or_insert_with(|| Shard::new(id.clone(), timing));
+        if self.stopping {
+            return Vec::new();
+        }
+        self.make_known(id);
         self.handle(id, Input::Start, now)
     }
 
     /// Forgets shards that are retired and gone.
     pub fn forget_gone(&mut self) {
-        self.shards.retain(|_, shard| shard.wanted() != Wanted::Retired || !shard.is_gone());
+        let forgotten = &mut self.forgotten;
+        self.shards.retain(|id, shard| {
+            let stays = shard.wanted() != Wanted::Retired || !shard.is_gone();
+            if !stays {
+                forgotten.insert(id.clone(), shard.last_generation());
+            }
+            stays
+        });
+    }
+
+    fn make_known(&mut self, id: &ShardId) -> &mut Shard {
+        let (timing, last) = (self.timing, self.forgotten.get(id).copied().unwrap_or(Generation(0)));
+        self.shards.entry(id.clone()).or_insert_with(|| Shard::after(id.clone(), timing, last))
     }
 
     /// Tells whether nothing is alive or on its way.
@@ -126,8 +143,11 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// Another one is under way.
+    /// Another one is under way, or everything is leaving.
     pub fn begin(&mut self, order: JobOrder, now: Moment) -> Result<(u64, Vec<FleetAction>), Busy> {
+        if self.stopping {
+            return Err(Busy(self.stop_view()));
+        }
         if let Some(job) = &self.job {
             return Err(Busy(self.view(job)));
         }
@@ -135,8 +155,8 @@ impl Fleet {
         let waiting: VecDeque<ShardId> = order.shards.iter().cloned().collect();
         let stage = JobStage::Nginx { first: NginxStep::First };
         let first = order.nginx == NginxStep::First;
-        self.job =
-            Some(Job { number: self.jobs, order, started: now, waiting, done: Vec::new(), skipped: Vec::new(), stage, failure: None });
+        let (done, skipped) = (Vec::new(), Vec::new());
+        self.job = Some(Job { number: self.jobs, order, started: now, waiting, done, skipped, stage, failure: None });
         let mut actions = Vec::new();
         if first {
             self.progress(Who(None, None), "nginx", now, &mut actions);
@@ -165,6 +185,7 @@ impl Fleet {
     /// Ends the job if there is one, and tells every shard to leave for good.
     #[must_use]
     pub fn stop(&mut self, now: Moment) -> Vec<FleetAction> {
+        self.stopping = true;
         let mut actions = Vec::new();
         if let Some(job) = &mut self.job {
             job.failure = Some(JobFailure { shard: None, generation: None, why: "the supervisor is stopping".to_owned() });

@@ -34,19 +34,20 @@ impl Fleet {
     }
 
     fn begin_turn(&mut self, id: &ShardId, kind: &JobKind, now: Moment, actions: &mut Vec<FleetAction>) -> Turn {
-        let timing = self.timing;
-        let shard = self.shards.entry(id.clone()).or_insert_with(|| Shard::new(id.clone(), timing));
-        let from = shard.serving().map(|(generation, _)| generation);
-        let parked = shard.wanted() == Wanted::Parked;
-        let (input, step) = match kind {
-            JobKind::Park | JobKind::Drain => (Input::Park, TurnStep::Emptying),
-            JobKind::Restart | JobKind::Apply | JobKind::Heal if parked => return Turn::Skipped,
-            JobKind::Restart | JobKind::Apply | JobKind::Heal => match shard.slot() {
+        let shard = self.make_known(id);
+        // An unpark has nothing to replace: whatever serves is what it wants.
+        let from = shard.serving().map(|(generation, _)| generation).filter(|_| *kind != JobKind::Unpark);
+        let (input, step) = match (kind, shard.wanted()) {
+            (JobKind::Restart | JobKind::Heal, Wanted::Parked | Wanted::Retired) => return Turn::Skipped,
+            // A plan that has a shard again brings it back; it does not undo what the operator parked.
+            (JobKind::Apply, Wanted::Parked) => return Turn::Skipped,
+            (JobKind::Park | JobKind::Drain, _) => (Input::Park, TurnStep::Emptying),
+            (JobKind::Unpark, _) => (Input::Start, TurnStep::Settling { rolled: Rolled::Yes }),
+            (JobKind::Restart | JobKind::Apply | JobKind::Heal, _) => match shard.slot() {
                 Slot::Serving { .. } => (Input::Roll, TurnStep::Settling { rolled: Rolled::Yes }),
                 Slot::HandingOver { .. } | Slot::Starting(_) => (Input::Time, TurnStep::Settling { rolled: Rolled::NotYet }),
                 Slot::Empty | Slot::Pausing { .. } => (Input::Start, TurnStep::Settling { rolled: Rolled::Yes }),
             },
-            JobKind::Unpark => (Input::Start, TurnStep::Settling { rolled: Rolled::Yes }),
         };
         if let Some(job) = &mut self.job {
             job.stage = JobStage::Turn { shard: id.clone(), from, step };
@@ -100,9 +101,16 @@ impl Fleet {
     fn outcome(&self, id: &ShardId, from: Option<Generation>, step: TurnStep, now: Moment) -> Outcome {
         let Some(shard) = self.shards.get(id) else { return Outcome::Done };
         match step {
+            TurnStep::Emptying if shard.wanted() == Wanted::Up => {
+                let why = "it was started again".to_owned();
+                Outcome::Failed(JobFailure { shard: Some(id.clone()), generation: Some(shard.last_generation()), why })
+            }
             TurnStep::Emptying => {
-                let leaving = shard.leaving().iter().any(|leaving| !matches!(leaving.stage(), LeavingStage::Quit { .. }));
-                if matches!(shard.slot(), Slot::Empty) && !leaving { Outcome::Done } else { Outcome::UnderWay }
+                if matches!(shard.slot(), Slot::Empty) && !is_quieting(shard) {
+                    Outcome::Done
+                } else {
+                    Outcome::UnderWay
+                }
             }
             TurnStep::Settling { rolled } => match shard.slot() {
                 Slot::Serving { .. } if rolled == Rolled::NotYet => Outcome::RollNow,
@@ -115,18 +123,16 @@ impl Fleet {
     }
 
     fn settled(&self, shard: &Shard, since: Moment, now: Moment) -> Outcome {
-        let quieting = shard.leaving().iter().any(|leaving| matches!(leaving.stage(), LeavingStage::Quieting { detained: false, .. }));
         let settled = now >= since.after(self.settle);
         let patient = now < since.after(QUIET_PATIENCE);
-        if settled && !(quieting && patient) { Outcome::Done } else { Outcome::UnderWay }
+        if settled && !(is_quieting(shard) && patient) { Outcome::Done } else { Outcome::UnderWay }
     }
 
     pub(super) fn turn_deadline(&self) -> Option<Moment> {
         let JobStage::Turn { shard, step: TurnStep::Settling { .. }, .. } = &self.job.as_ref()?.stage else { return None };
         let shard = self.shards.get(shard)?;
         let Slot::Serving { since, .. } = shard.slot() else { return None };
-        let quieting = shard.leaving().iter().any(|leaving| matches!(leaving.stage(), LeavingStage::Quieting { detained: false, .. }));
-        Some(since.after(if quieting { QUIET_PATIENCE.max(self.settle) } else { self.settle }))
+        Some(since.after(if is_quieting(shard) { QUIET_PATIENCE.max(self.settle) } else { self.settle }))
     }
 }
 
@@ -141,6 +147,11 @@ enum Outcome {
     RollNow,
     Done,
     Failed(JobFailure),
+}
+
+/// Tells whether a generation of the shard serves what waits at its old sockets, and only that keeps it from being told to finish.
+fn is_quieting(shard: &Shard) -> bool {
+    shard.leaving().iter().any(|leaving| matches!(leaving.stage(), LeavingStage::Quieting { detained: false, .. }))
 }
 
 fn failure_of(shard: &Shard) -> JobFailure {

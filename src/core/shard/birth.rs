@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::leaving::{Leaving, LeavingStage, UNREADY_GRACE};
-use super::machine::{Birth, BlueprintTrust, EFFECT_TIMEOUT, Shard, Slot, Stage, Wanted};
+use super::leaving::{Leaving, LeavingStage};
+use super::machine::{Birth, BlueprintTrust, EFFECT_TIMEOUT, MadeFrom, Shard, Slot, Stage, Wanted};
 use super::words::{Action, Blueprint, Note, Quieting, Sockets};
 use crate::model::ids::Generation;
 use crate::model::time::Moment;
@@ -19,6 +19,10 @@ impl Shard {
                 if self.halted {
                     self.failures = 0;
                     self.halted = false;
+                }
+                // Whoever asks means the present configuration, and may have mended what it failed for.
+                if self.blueprint == BlueprintTrust::Suspect {
+                    self.blueprint = BlueprintTrust::Untried;
                 }
                 self.begin_start(now)
             }
@@ -50,7 +54,8 @@ impl Shard {
         self.last = self.last.next();
         let generation = self.last;
         let until = now.after(EFFECT_TIMEOUT);
-        let birth = Birth { generation, stage: Stage::Launching, pid: None, until, sockets, blueprint };
+        let made_from = if blueprint == Blueprint::Current { MadeFrom::Present } else { MadeFrom::Older };
+        let birth = Birth { generation, stage: Stage::Launching, pid: None, until, sockets, made_from };
         let launch = Action::Launch { master: self.master(generation), sockets, blueprint };
         (birth, vec![self.note(generation, Note::Starting), launch])
     }
@@ -67,7 +72,7 @@ impl Shard {
         let master = self.master(generation);
         self.leaving
             .iter_mut()
-            .find(|leaving| leaving.generation == generation)
+            .find(|leaving| leaving.generation == generation && leaving.is_unborn())
             .map(|leaving| {
                 leaving.pid = Some(pid);
                 leaving.master_alive = true;
@@ -103,6 +108,7 @@ impl Shard {
 
     /// The birth becomes the serving master; whoever served or was orphaned leaves.
     pub(super) fn begin_serving(&mut self, now: Moment) -> Vec<Action> {
+        self.forget_if_stable(now);
         let slot = std::mem::replace(&mut self.slot, Slot::Empty);
         let (old, birth) = match slot {
             Slot::Starting(birth) => (None, birth),
@@ -113,12 +119,16 @@ impl Shard {
             }
         };
         self.slot = Slot::Serving { generation: birth.generation, pid: birth.pid.unwrap_or_default(), since: now };
-        if birth.blueprint == Blueprint::Current {
-            self.blueprint = BlueprintTrust::Trusted;
-            self.ever_served = true;
-            if old.is_some() {
-                self.last_failure = None;
+        self.ever_served = true;
+        match birth.made_from {
+            MadeFrom::Present => {
+                self.blueprint = BlueprintTrust::Trusted;
+                if old.is_some() {
+                    self.last_failure = None;
+                }
             }
+            MadeFrom::Older if self.blueprint == BlueprintTrust::Trusted => self.blueprint = BlueprintTrust::Untried,
+            MadeFrom::Older => {}
         }
         let mut actions = Vec::new();
         if std::mem::take(&mut self.lent) {
@@ -136,13 +146,15 @@ impl Shard {
         let discard = Action::Discard { master: self.master(generation) };
         if self.birth_mut(generation).is_some() {
             let mut actions = vec![self.note(generation, Note::Failed(why.clone())), discard];
-            let _birth = self.abandon_birth();
-            actions.extend(self.after_failed_birth(why, now));
+            if let Some(birth) = self.abandon_birth() {
+                actions.extend(self.after_failed_birth(&birth, why, now));
+            }
             return actions;
         }
-        // It was given up while it was being launched.
+        // It was given up while it was being launched; said twice, it is forgotten already.
+        let before = self.leaving.len();
         self.leaving.retain(|leaving| leaving.generation != generation);
-        vec![discard]
+        if self.leaving.len() < before { vec![discard] } else { Vec::new() }
     }
 
     /// Takes the birth out of the slot; the serving master, if any, is alone again.
@@ -167,8 +179,8 @@ impl Shard {
         let mut actions = vec![self.note(generation, Note::Failed(why.clone()))];
         if let Some(birth) = self.abandon_birth() {
             actions.extend(self.dismiss(&birth, now));
+            actions.extend(self.after_failed_birth(&birth, why, now));
         }
-        actions.extend(self.after_failed_birth(why, now));
         actions
     }
 
@@ -182,18 +194,18 @@ impl Shard {
                 master_alive: false,
                 stage: LeavingStage::Orphaned,
                 since: now,
-                patience: UNREADY_GRACE.min(self.timing.drain_timeout),
+                patience: self.patience_with(birth.stage),
             };
             actions.extend(leaving.quit(&master, now));
             self.leaving.push(leaving);
+            actions.extend(self.after_failed_birth(&birth, why, now));
         }
-        actions.extend(self.after_failed_birth(why, now));
         actions
     }
 
-    pub(super) fn after_failed_birth(&mut self, why: String, now: Moment) -> Vec<Action> {
+    pub(super) fn after_failed_birth(&mut self, birth: &Birth, why: String, now: Moment) -> Vec<Action> {
         self.last_failure = Some(why);
-        if self.blueprint == BlueprintTrust::Untried {
+        if self.blueprint == BlueprintTrust::Untried && birth.made_from == MadeFrom::Present {
             self.blueprint = BlueprintTrust::Suspect;
         }
         match self.slot {

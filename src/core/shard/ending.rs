@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::leaving::{Leaving, LeavingStage, UNREADY_GRACE};
 use super::machine::{Birth, Shard, Slot, Stage, Wanted};
-use super::words::{Action, Note, Quieting};
+use super::words::{Action, Note, Quieting, Signal, Target};
 use crate::model::ids::{Generation, MasterId};
 use crate::model::time::Moment;
 
@@ -34,14 +34,19 @@ impl Shard {
         actions
     }
 
-    /// A master that never served is told to go.
-    pub(super) fn dismiss(&mut self, birth: &Birth, now: Moment) -> Vec<Action> {
-        let master = self.master(birth.generation);
-        let patience = match birth.stage {
+    /// Gives how long a master that never served may finish what it took.
+    pub(super) fn patience_with(&self, stage: Stage) -> Duration {
+        match stage {
             // On a shared listener it accepts as soon as it runs: what it took must be let finish.
             Stage::Proving | Stage::Switching => self.timing.drain_timeout,
             Stage::Launching | Stage::AwaitingReady => UNREADY_GRACE.min(self.timing.drain_timeout),
-        };
+        }
+    }
+
+    /// A master that never served is told to go.
+    pub(super) fn dismiss(&mut self, birth: &Birth, now: Moment) -> Vec<Action> {
+        let master = self.master(birth.generation);
+        let patience = self.patience_with(birth.stage);
         let until = now.after(patience);
         let mut leaving = Leaving {
             generation: birth.generation,
@@ -64,23 +69,25 @@ impl Shard {
             return self.serving_died(generation, why, now);
         }
         let master = self.master(generation);
-        let Some(leaving) = self.leaving.iter_mut().find(|leaving| leaving.generation == generation) else { return Vec::new() };
+        let mut living = self.leaving.iter_mut().filter(|leaving| leaving.master_alive);
+        let Some(leaving) = living.find(|leaving| leaving.generation == generation) else { return Vec::new() };
         leaving.master_alive = false;
         match leaving.stage {
-            // What is left of its group does not know that it should leave.
-            LeavingStage::Quit { .. } => leaving.quit(&master, now),
+            // What is left of its group does not know that it should leave; its time to finish runs on.
+            LeavingStage::Quit { .. } => vec![Action::Signal { master, signal: Signal::Quit, to: Target::Group }],
             LeavingStage::Term { .. } | LeavingStage::Kill { .. } => leaving.kill(&master, now),
             LeavingStage::Orphaned | LeavingStage::Quieting { .. } => Vec::new(),
         }
     }
 
     pub(super) fn serving_died(&mut self, generation: Generation, why: String, now: Moment) -> Vec<Action> {
-        let served = self.serving_since().map_or(Duration::ZERO, |since| now - since);
+        self.forget_if_stable(now);
+        let pid = self.serving().map(|(_, pid)| pid);
         let mut actions = vec![self.note(generation, Note::Crashed(why.clone()))];
         self.last_failure = Some(why);
         self.leaving.push(Leaving {
             generation,
-            pid: None,
+            pid,
             master_alive: false,
             stage: LeavingStage::Orphaned,
             since: now,
@@ -90,9 +97,6 @@ impl Shard {
             // The successor is on its way already; it simply has nobody to wait for.
             self.slot = Slot::Starting(next);
             return actions;
-        }
-        if served >= self.timing.stable_after {
-            self.failures = 0;
         }
         if self.failures == 0 {
             self.failures = 1;
@@ -108,7 +112,9 @@ impl Shard {
             return Vec::new();
         }
         self.wanted = wanted;
+        // The next start is somebody's wish, with the whole budget.
         self.halted = false;
+        self.failures = 0;
         let why = if wanted == Wanted::Parked { Quieting::Parked } else { Quieting::Retired };
         let mut actions = Vec::new();
         if let Some(birth) = self.abandon_birth() {
@@ -144,12 +150,16 @@ impl Shard {
         Vec::new()
     }
 
-    pub(super) fn gone(&mut self, generation: Generation) -> Vec<Action> {
+    /// The end of a group tells of its master's end, too, whichever of the two reports comes first.
+    pub(super) fn gone(&mut self, generation: Generation, now: Moment) -> Vec<Action> {
+        let mut actions = self.died(generation, "its processes ended".to_owned(), now);
+        // Nobody is left whom a signal could reach.
+        actions.retain(|action| !matches!(action, Action::Signal { master, .. } if master.generation == generation));
         let before = self.leaving.len();
-        self.leaving.retain(|leaving| leaving.generation != generation || leaving.master_alive);
-        if self.leaving.len() == before {
-            return Vec::new();
+        self.leaving.retain(|leaving| leaving.generation != generation);
+        if self.leaving.len() < before {
+            actions.extend([self.note(generation, Note::Gone), Action::Discard { master: self.master(generation) }]);
         }
-        vec![self.note(generation, Note::Gone), Action::Discard { master: self.master(generation) }]
+        actions
     }
 }

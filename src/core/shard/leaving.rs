@@ -77,6 +77,7 @@ impl Leaving {
     /// Gives the word for people.
     pub fn word(&self) -> &'static str {
         match self.stage {
+            _ if self.is_unborn() => "launch",
             LeavingStage::Orphaned => "orphaned, serving",
             LeavingStage::Quieting { detained: true, .. } => "nginx",
             LeavingStage::Quieting { .. } => "queue",
@@ -86,7 +87,15 @@ impl Leaving {
         }
     }
 
+    /// Tells whether it was given up before anybody saw it run: there is nobody to signal until its launch is answered.
+    pub(super) fn is_unborn(&self) -> bool {
+        self.pid.is_none()
+    }
+
     pub(super) fn deadline(&self) -> Option<Moment> {
+        if self.is_unborn() {
+            return None;
+        }
         match self.stage {
             LeavingStage::Orphaned => None,
             LeavingStage::Quieting { until, .. }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::leaving::Leaving;
-use super::words::{Action, Blueprint, Input, Note, Sockets};
+use super::words::{Action, Input, Note, Sockets};
 use crate::model::ids::{Generation, MasterId, ShardId};
 use crate::model::time::Moment;
 
@@ -63,7 +63,16 @@ pub struct Birth {
     /// When the stage has failed.
     pub until: Moment,
     pub(super) sockets: Sockets,
-    pub(super) blueprint: Blueprint,
+    pub(super) made_from: MadeFrom,
+}
+
+/// Which configuration a birth was made from, as things stand now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MadeFrom {
+    /// The present one.
+    Present,
+    /// One before it.
+    Older,
 }
 
 /// What the slot is.
@@ -131,13 +140,18 @@ pub(super) enum BlueprintTrust {
 impl Shard {
     /// Makes a shard with an empty slot that wants to be up.
     pub fn new(id: ShardId, timing: Timing) -> Self {
+        Self::after(id, timing, Generation(0))
+    }
+
+    /// Makes a shard that counts on from the last generation of a shard of the same name, which was forgotten.
+    pub fn after(id: ShardId, timing: Timing, last: Generation) -> Self {
         Self {
             id,
             timing,
             wanted: Wanted::Up,
             slot: Slot::Empty,
             leaving: Vec::new(),
-            last: Generation(0),
+            last,
             failures: 0,
             halted: false,
             lent: false,
@@ -226,6 +240,10 @@ impl Shard {
         if self.ever_served {
             self.blueprint = BlueprintTrust::Untried;
         }
+        // A birth on its way was made from the one before: how it ends says nothing about the new one.
+        if let Slot::Starting(birth) | Slot::HandingOver { next: birth, .. } = &mut self.slot {
+            birth.made_from = MadeFrom::Older;
+        }
     }
 
     /// Gives the next moment at which [`Input::Time`] has something to do.
@@ -256,8 +274,16 @@ impl Shard {
             Input::Died { generation, why } => self.died(generation, why, now),
             Input::Quiet { generation } => self.quiet(generation, now),
             Input::Detained { generation } => self.detained(generation),
-            Input::Gone { generation } => self.gone(generation),
+            Input::Gone { generation } => self.gone(generation, now),
             Input::Time => self.on_time(now),
+        }
+    }
+
+    /// Forgets earlier failures once the serving master has served long enough, even if it is about to be replaced or has
+    /// just died: the clock may not have been looked at in between.
+    pub(super) fn forget_if_stable(&mut self, now: Moment) {
+        if self.serving_since().is_some_and(|since| now >= since.after(self.timing.stable_after)) {
+            self.failures = 0;
         }
     }
 
@@ -286,13 +312,13 @@ impl Shard {
                 let (generation, why) = (birth.generation, self.late(birth));
                 actions.extend(self.birth_failed(generation, why, now));
             }
-            Slot::Serving { since, .. } if self.failures > 0 && now >= since.after(self.timing.stable_after) => {
-                self.failures = 0;
-                if self.blueprint == BlueprintTrust::Trusted {
-                    self.last_failure = None;
-                }
-            }
             Slot::Empty | Slot::Pausing { .. } | Slot::Starting(_) | Slot::Serving { .. } | Slot::HandingOver { .. } => {}
+        }
+        if self.failures > 0 && matches!(self.slot, Slot::Serving { .. }) {
+            self.forget_if_stable(now);
+            if self.failures == 0 && self.blueprint == BlueprintTrust::Trusted {
+                self.last_failure = None;
+            }
         }
         actions
     }

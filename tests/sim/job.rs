@@ -1,0 +1,260 @@
+//! The promises about the one job.
+
+use std::collections::BTreeSet;
+
+use polyfpm::core::fleet::{FleetAction, JobFailure, JobKind, JobOrder, NginxStep, QUIET_PATIENCE};
+use polyfpm::core::shard::{Shard, Wanted};
+use polyfpm::model::ids::{Generation, ShardId};
+use polyfpm::model::wire::ShardRuns;
+
+use crate::shadow::promise;
+use crate::world::{Fault, World};
+
+/// The job under way as the simulation sees it.
+#[derive(Debug, Clone)]
+pub(crate) struct JobSeen {
+    number: u64,
+    order: JobOrder,
+    /// Which shard's turn it is.
+    at: usize,
+    /// The newest generation of that shard when its turn began.
+    newest: Generation,
+    skipped: BTreeSet<ShardId>,
+    /// The turn began in the present call.
+    pub(crate) fresh: bool,
+    roll_failed: bool,
+    /// Something happened in the present turn that a job may fail for.
+    trouble: bool,
+    nginx: Step,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    ToCome,
+    UnderWay,
+    Over,
+}
+
+impl JobSeen {
+    fn turn(&self) -> Option<&ShardId> {
+        self.order.shards.get(self.at).filter(|_| self.order.nginx != NginxStep::First || self.nginx == Step::Over)
+    }
+
+    /// Tells whether this shard's turn began in the present call.
+    pub(crate) fn begins(&self, id: &ShardId) -> bool {
+        self.fresh && self.turn() == Some(id)
+    }
+
+    fn replaces(&self) -> bool {
+        matches!(self.order.kind, JobKind::Restart | JobKind::Apply | JobKind::Heal)
+    }
+}
+
+impl World {
+    /// Begins a job, or is refused because one is under way.
+    pub(crate) fn begin(&mut self, order: JobOrder) -> Result<(), Fault> {
+        self.trace(|| format!("begin {order:?}"));
+        for id in &order.retire {
+            self.site(id)?.may_retire = true;
+        }
+        let down = matches!(order.kind, JobKind::Park | JobKind::Drain);
+        let busy = self.job.is_some() || self.stopping;
+        if down && !busy {
+            for id in &order.shards {
+                self.site(id)?.may_park = true;
+            }
+        }
+        let newest = |world: &Self, at: usize| order.shards.get(at).and_then(|id| world.sites.get(id)).map_or(Generation(0), |s| s.last);
+        let first = newest(self, 0);
+        match self.fleet.begin(order.clone(), self.now) {
+            Err(refusal) => promise(busy, || format!("a job was refused for no reason: {refusal}")),
+            Ok(_) if busy => Err("a second job began".to_owned()),
+            Ok((number, actions)) => {
+                promise(number > self.jobs, || format!("job {number} has the number of an older one"))?;
+                self.jobs = number;
+                let seen = JobSeen {
+                    number,
+                    order,
+                    at: 0,
+                    newest: first,
+                    skipped: BTreeSet::new(),
+                    fresh: true,
+                    roll_failed: false,
+                    trouble: false,
+                    nginx: Step::ToCome,
+                };
+                self.job = Some(seen);
+                self.carry_out(actions)
+            }
+        }
+    }
+
+    /// A new master beside a serving one is the job's doing, in its shard's turn, and none follows a failure.
+    pub(crate) fn roll_is_right(&self, id: &ShardId) -> Result<(), Fault> {
+        let right = self.job.as_ref().is_some_and(|job| job.replaces() && job.turn() == Some(id) && !job.roll_failed);
+        promise(right, || format!("{id} is rolled out of turn"))
+    }
+
+    pub(crate) fn roll_failed(&mut self) {
+        if let Some(job) = &mut self.job {
+            job.roll_failed = true;
+        }
+    }
+
+    /// Something went wrong with a shard, or somebody interfered with it.
+    pub(crate) fn trouble(&mut self, id: &ShardId) {
+        if let Some(job) = self.job.as_mut().filter(|job| job.turn() == Some(id)) {
+            job.trouble = true;
+        }
+    }
+
+    /// A shard that was down is wanted up again: only for somebody who meant it.
+    pub(crate) fn may_rise(&self, id: &ShardId, from: Wanted) -> bool {
+        let job = self.job.as_ref().filter(|job| job.begins(id)).map(|job| &job.order.kind);
+        let meant = match job {
+            Some(JobKind::Unpark) => true,
+            Some(JobKind::Apply) => from == Wanted::Retired,
+            Some(JobKind::Restart | JobKind::Park | JobKind::Drain | JobKind::Heal) | None => false,
+        };
+        meant || self.is_starting(id)
+    }
+
+    /// Hears that NGINX shall be brought up to date.
+    pub(crate) fn nginx_asked(&mut self) -> Result<(), Fault> {
+        let job = self.job.as_mut().ok_or("NGINX is asked for without a job")?;
+        let right = job.nginx == Step::ToCome && job.order.nginx != NginxStep::None;
+        promise(right, || "NGINX is asked for out of turn".to_owned())?;
+        job.nginx = Step::UnderWay;
+        self.nginx();
+        Ok(())
+    }
+
+    /// NGINX is done; the loop tells of it only when nothing else of NGINX is under way.
+    pub(crate) fn nginx_ends(&mut self) -> Result<(), Fault> {
+        self.trace(|| "nginx done".to_owned());
+        if let Some(job) = self.job.as_mut().filter(|job| job.nginx == Step::UnderWay) {
+            job.nginx = Step::Over;
+            job.fresh = job.order.nginx == NginxStep::First;
+        }
+        self.remember_newest();
+        let actions = self.fleet.nginx_done(self.now);
+        self.carry_out(actions)
+    }
+
+    fn remember_newest(&mut self) {
+        let Some(job) = &mut self.job else { return };
+        job.newest = job.order.shards.get(job.at).and_then(|id| self.sites.get(id)).map_or(Generation(0), |site| site.last);
+    }
+
+    /// Follows the job from turn to turn.
+    pub(crate) fn progressed(&mut self, shard: Option<ShardId>, step: &str) -> Result<(), Fault> {
+        let job = self.job.as_ref().ok_or("progress without a job")?;
+        promise(step == "nginx" || job.turn() == shard.as_ref(), || format!("{step} of {shard:?} is out of turn"))?;
+        let Some(id) = shard.filter(|_| matches!(step, "done" | "skipped")) else { return Ok(()) };
+        if step == "done" {
+            self.turn_ended_well(&id)?;
+        }
+        if let Some(job) = &mut self.job {
+            job.at += 1;
+            job.fresh = true;
+            job.trouble = false;
+            if step == "skipped" {
+                job.skipped.insert(id);
+            }
+        }
+        self.remember_newest();
+        Ok(())
+    }
+
+    fn turn_ended_well(&self, id: &ShardId) -> Result<(), Fault> {
+        let (Some(job), Some(site)) = (&self.job, self.sites.get(id)) else { return Ok(()) };
+        if matches!(job.order.kind, JobKind::Park | JobKind::Drain) {
+            promise(site.serving.is_none() && site.coming.is_none(), || format!("{id} is done and not down"))?;
+            return promise(!self.quieting(id), || format!("{id} is done and was not told to finish"));
+        }
+        let (serving, since) = site.serving.ok_or_else(|| format!("{id} is done and does not serve"))?;
+        promise(!job.replaces() || serving > job.newest, || format!("{id} is done and runs {serving}, as before"))?;
+        promise(self.now - since >= self.knobs.settle, || format!("{id} is done and has not settled"))?;
+        let patient = self.now - since < QUIET_PATIENCE;
+        promise(!(patient && self.quieting(id)), || format!("{id} is done and its old master was not told to finish"))
+    }
+
+    fn quieting(&self, id: &ShardId) -> bool {
+        self.masters.iter().any(|(master, record)| master.shard == *id && record.is_quieting())
+    }
+
+    /// A turn ends as soon as it may: called after time has passed for everyone.
+    pub(crate) fn turn_is_not_overdue(&self) -> Result<(), Fault> {
+        let Some((job, id)) = self.job.as_ref().and_then(|job| Some((job, job.turn()?))) else { return Ok(()) };
+        if matches!(job.order.kind, JobKind::Park | JobKind::Drain) {
+            let down = self.sites.get(id).is_some_and(|site| site.serving.is_none() && site.coming.is_none());
+            let over = down && job.nginx != Step::UnderWay && !self.quieting(id);
+            return promise(!over, || format!("the turn of {id} does not end though it is down"));
+        }
+        let Some((serving, since)) = self.sites.get(id).and_then(|site| site.serving).filter(|_| job.nginx != Step::UnderWay) else {
+            return Ok(());
+        };
+        let mut enough = self.knobs.settle;
+        if self.quieting(id) {
+            enough = enough.max(QUIET_PATIENCE);
+        }
+        let coming = self.sites.get(id).is_some_and(|site| site.coming.is_some());
+        let over = !coming && serving > job.newest && self.now - since >= enough;
+        promise(!over, || format!("the turn of {id} does not end"))
+    }
+
+    /// A job ends once, and only with what it was for.
+    pub(crate) fn finished(
+        &mut self,
+        number: u64,
+        kind: &JobKind,
+        failure: Option<&JobFailure>,
+        shards: &[ShardRuns],
+    ) -> Result<(), Fault> {
+        let job = self.job.take().ok_or_else(|| format!("job {number} ends and none is under way"))?;
+        promise(job.number == number && job.order.kind == *kind, || format!("job {number} ends, job {} is under way", job.number))?;
+        promise(shards.len() == job.order.shards.len(), || format!("job {number} does not tell of every shard"))?;
+        for runs in shards {
+            let serving = self.fleet.shard(&runs.shard).and_then(Shard::serving).map(|(generation, _)| generation);
+            promise(runs.generation == serving, || format!("job {number} tells a wrong generation of {}", runs.shard))?;
+            let skipped = job.skipped.contains(&runs.shard);
+            promise(!skipped || runs.outcome == "untouched", || format!("{} was skipped and is told as {}", runs.shard, runs.outcome))?;
+        }
+        if self.stopping {
+            return Ok(());
+        }
+        let nginx = job.order.nginx == NginxStep::None || job.nginx == Step::Over;
+        promise(nginx, || format!("job {number} ends without NGINX"))?;
+        if let Some(failure) = failure {
+            let whose = failure.shard.as_ref().is_some_and(|id| job.turn() == Some(id));
+            return promise(whose && job.trouble, || format!("job {number} fails and nothing went wrong: {failure:?}"));
+        }
+        promise(job.at == job.order.shards.len(), || format!("job {number} ends well at shard {} of {}", job.at, job.order.shards.len()))?;
+        promise(!job.roll_failed, || format!("job {number} ends well though a handover failed"))
+    }
+
+    /// The fleet and the simulation agree on whether a job is under way.
+    pub(crate) fn job_picture(&self) -> Result<(), Fault> {
+        let (believed, seen) = (self.fleet.job().is_some(), self.job.is_some());
+        promise(believed == seen, || format!("a job is under way: {seen}, the fleet believes: {believed}"))
+    }
+
+    /// Gives the shards that a job is going to take down or let go.
+    pub(crate) fn job_takes_down(&self, id: &ShardId) -> bool {
+        self.job.as_ref().is_some_and(|job| {
+            let down = matches!(job.order.kind, JobKind::Park | JobKind::Drain);
+            job.order.retire.contains(id) || (down && job.order.shards.contains(id))
+        })
+    }
+
+    /// Stops everything.
+    pub(crate) fn stop(&mut self) -> Result<(), Fault> {
+        self.trace(|| "stop".to_owned());
+        self.stopping = true;
+        for site in self.sites.values_mut() {
+            site.may_retire = true;
+        }
+        let actions: Vec<FleetAction> = self.fleet.stop(self.now);
+        self.carry_out(actions)
+    }
+}
