@@ -231,20 +231,16 @@ impl Sockets {
             && self.groups.get(address).is_some_and(|group| group.is_pointed_at(&held.bound_for))
     }
 
-    /// Steers a TCP address: each CPU's connections to the listener of the shard that runs there, all others to the first.
+    /// Steers a TCP address: connections of a CPU that one shard alone runs on to its listener, all others to any.
     ///
     /// # Errors
     /// The kernel refuses the program; connections go where they went.
     pub(super) fn point(&mut self, address: SocketAddr, targets: &[(Option<CpuSet>, Held)]) -> Result<(), SocketError> {
         let Some((_, first)) = targets.first() else { return Ok(()) };
         let Some(group) = self.groups.get_mut(&address) else { return Ok(()) };
-        let table: BTreeMap<u32, MasterId> = targets
-            .iter()
-            .filter_map(|(cpus, held)| cpus.as_ref().map(|cpus| (cpus, held)))
-            .flat_map(|(cpus, held)| cpus.iter().map(|cpu| (cpu, held.bound_for.clone())))
-            .collect();
+        let all: Vec<MasterId> = targets.iter().map(|(_, held)| held.bound_for.clone()).collect();
         let steer = |source| SocketError::Steer { endpoint: Endpoint::Tcp(address), source };
-        group.point(&table, &first.bound_for).map_err(steer)?;
+        group.point(&steering_table(targets), &all).map_err(steer)?;
         let published = Published { listener: Arc::clone(&first.listener), handover: Handover::Steer, lent: None };
         self.published.insert(Endpoint::Tcp(address), published);
         self.retiring.remove(&Endpoint::Tcp(address));
@@ -350,6 +346,17 @@ impl Sockets {
             tracing::warn!(endpoint = %held.plan.endpoint, error = %error, "listener did not leave its group");
         }
     }
+}
+
+/// Gives the CPUs that belong to one master alone. A CPU of two would starve one of them, and a shard that is not pinned has none.
+fn steering_table(targets: &[(Option<CpuSet>, Held)]) -> BTreeMap<u32, MasterId> {
+    let mut owners: BTreeMap<u32, Vec<&MasterId>> = BTreeMap::new();
+    for (cpus, held) in targets {
+        for cpu in cpus.iter().flat_map(CpuSet::iter) {
+            owners.entry(cpu).or_default().push(&held.bound_for);
+        }
+    }
+    owners.into_iter().filter_map(|(cpu, owners)| if let [owner] = owners[..] { Some((cpu, owner.clone())) } else { None }).collect()
 }
 
 /// Removes the temporary file of a listener that never became public.

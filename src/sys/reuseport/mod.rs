@@ -119,7 +119,7 @@ struct Member<K> {
 #[derive(Debug, Clone)]
 struct Pointing<K> {
     table: BTreeMap<u32, K>,
-    default: K,
+    defaults: Vec<K>,
 }
 
 /// The listeners on one TCP address, in the kernel's order.
@@ -181,19 +181,19 @@ impl<K: Clone + Eq + Debug> ReuseportGroup<K> {
         }
         self.members.push(Member { key: key.clone(), socket: Arc::clone(&listener.fd), retired: false });
         if self.members.len() == 1 {
-            let pointing = Pointing { table: BTreeMap::new(), default: key };
+            let pointing = Pointing { table: BTreeMap::new(), defaults: vec![key] };
             self.attach(&pointing)?;
             self.pointing = Some(pointing);
         }
         Ok(())
     }
 
-    /// Sends new connections that arrive on a CPU of `table` to its member, all others to `default`.
+    /// Sends new connections that arrive on a CPU of `table` to its member, each other one to any of `defaults` at random.
     ///
     /// # Errors
-    /// When a name is no member's, the table is too long, or the kernel refuses; then all stays as it was.
-    pub fn point(&mut self, table: &BTreeMap<u32, K>, default: &K) -> Result<(), SteerError> {
-        let pointing = Pointing { table: table.clone(), default: default.clone() };
+    /// When a name is no member's, there is no default, the table is too long, or the kernel refuses; then all stays as it was.
+    pub fn point(&mut self, table: &BTreeMap<u32, K>, defaults: &[K]) -> Result<(), SteerError> {
+        let pointing = Pointing { table: table.clone(), defaults: defaults.to_vec() };
         self.attach(&pointing)?;
         self.pointing = Some(pointing);
         self.settle()
@@ -255,11 +255,11 @@ impl<K: Clone + Eq + Debug> ReuseportGroup<K> {
             return Some(None);
         }
         // The last one moves. Its connections go to another target meanwhile.
-        let others = pointing.table.values().chain([&pointing.default]);
+        let others = pointing.table.values().chain(&pointing.defaults);
         if let Some(other) = others.into_iter().find(|key| **key != last.key) {
             let replaced = |key: &K| if *key == last.key { other.clone() } else { key.clone() };
             let table = pointing.table.iter().map(|(cpu, key)| (*cpu, replaced(key))).collect();
-            return Some(Some(Pointing { table, default: replaced(&pointing.default) }));
+            return Some(Some(Pointing { table, defaults: pointing.defaults.iter().map(replaced).collect() }));
         }
         // An index beyond the array makes the kernel choose any member: right if only the one target is left.
         (self.members.len() == 2).then_some(None)
@@ -281,7 +281,8 @@ impl<K: Clone + Eq + Debug> ReuseportGroup<K> {
     fn attach(&self, pointing: &Pointing<K>) -> Result<(), SteerError> {
         let table = pointing.table.iter().map(|(cpu, key)| Ok((*cpu, self.index(key)?))).collect::<Result<_, SteerError>>()?;
         let too_long = || SteerError::TooLong { cpus: pointing.table.len() };
-        let program = steer(&table, self.index(&pointing.default)?).ok_or_else(too_long)?;
+        let defaults = pointing.defaults.iter().map(|key| self.index(key)).collect::<Result<Vec<_>, _>>()?;
+        let program = steer(&table, &defaults).ok_or_else(too_long)?;
         let Some(member) = self.members.first() else { return Ok(()) };
         attach_program(&member.socket, &program).map_err(|source| SteerError::Step { step: "attach a steering program", source })
     }
@@ -293,7 +294,7 @@ impl<K: Clone + Eq + Debug> ReuseportGroup<K> {
 }
 
 fn points_at<K: Eq>(pointing: &Pointing<K>, key: &K) -> bool {
-    pointing.default == *key || pointing.table.values().any(|target| target == key)
+    pointing.defaults.contains(key) || pointing.table.values().any(|target| target == key)
 }
 
 /// The kernel's `struct sock_fprog`.

@@ -16,10 +16,16 @@ const LIMIT_INSTRUCTIONS: usize = 4096;
 const LOAD: u16 = 0x20;
 /// `BPF_JMP | BPF_JGT | BPF_K`: compares with a constant.
 const JUMP_IF_GREATER: u16 = 0x25;
+/// `BPF_JMP | BPF_JA`: passes over as many instructions as the constant says.
+const JUMP: u16 = 0x05;
+/// `BPF_ALU | BPF_MOD | BPF_K`: the remainder of a division by a constant.
+const REMAINDER: u16 = 0x94;
 /// `BPF_RET | BPF_K`: ends with a constant.
 const RETURN: u16 = 0x06;
 /// `SKF_AD_OFF + SKF_AD_CPU`: the place that stands for the number of the CPU on which the connection arrives.
 const CPU: u32 = (-0x1000i32 + 36).cast_unsigned();
+/// `SKF_AD_OFF + SKF_AD_RANDOM`: the place that stands for a random number.
+const RANDOM: u32 = (-0x1000i32 + 56).cast_unsigned();
 
 /// One instruction, laid out as the kernel's `struct sock_filter`.
 #[repr(C)]
@@ -31,45 +37,68 @@ pub(super) struct Instruction {
     pub(super) constant: u32,
 }
 
-/// Gives the program that answers with the index `table` has for the arriving CPU, or with `default`; `None` if it would be
-/// longer than the kernel takes.
+/// Gives the program that answers with the index `table` has for the arriving CPU, or with one of `defaults` at random;
+/// `None` if it would be longer than the kernel takes, or there is no default.
 ///
 /// Neighbouring CPUs with one index cost one comparison, so the usual layouts give short programs.
-pub(super) fn steer(table: &BTreeMap<u32, u32>, default: u32) -> Option<Vec<Instruction>> {
-    let ranges = ranges(table, default);
+pub(super) fn steer(table: &BTreeMap<u32, u32>, defaults: &[u32]) -> Option<Vec<Instruction>> {
+    let only = if let [only] = defaults { Some(*only) } else { None };
+    let ranges = ranges(table, only);
     let mut program = Vec::new();
     if !ranges.is_empty() {
-        program.push(Instruction { code: LOAD, if_true: 0, if_false: 0, constant: CPU });
+        program.push(instruction(LOAD, CPU));
     }
-    for (last_cpu, index) in ranges {
+    for (at, (last_cpu, target)) in (1..).zip(&ranges) {
         // Beyond the range: past the next instruction. In it: that one.
-        program.push(Instruction { code: JUMP_IF_GREATER, if_true: 1, if_false: 0, constant: last_cpu });
-        program.push(answer(index));
+        program.push(Instruction { if_true: 1, ..instruction(JUMP_IF_GREATER, *last_cpu) });
+        let to_defaults = u32::try_from(2 * (ranges.len() - at)).ok()?;
+        program.push(target.map_or(instruction(JUMP, to_defaults), answer));
     }
-    program.push(answer(default));
+    program.extend(any_of(defaults)?);
     (program.len() <= LIMIT_INSTRUCTIONS).then_some(program)
 }
 
-fn answer(index: u32) -> Instruction {
-    Instruction { code: RETURN, if_true: 0, if_false: 0, constant: index }
+/// Gives the end of a program: one of `indexes` at random.
+fn any_of(indexes: &[u32]) -> Option<Vec<Instruction>> {
+    let (last, others) = indexes.split_last()?;
+    let mut program = Vec::new();
+    if !others.is_empty() {
+        program.push(instruction(LOAD, RANDOM));
+        program.push(instruction(REMAINDER, u32::try_from(indexes.len()).ok()?));
+    }
+    for (at, index) in (0..).zip(others) {
+        program.push(Instruction { if_true: 1, ..instruction(JUMP_IF_GREATER, at) });
+        program.push(answer(*index));
+    }
+    program.push(answer(*last));
+    Some(program)
 }
 
-/// Gives, in ascending order, the last CPU of each range with one index; what follows the last range has the default.
-fn ranges(table: &BTreeMap<u32, u32>, default: u32) -> Vec<(u32, u32)> {
-    let mut ranges: Vec<(u32, u32)> = Vec::new();
-    let mut extend = |last_cpu: u32, index: u32| match ranges.last_mut() {
+fn instruction(code: u16, constant: u32) -> Instruction {
+    Instruction { code, if_true: 0, if_false: 0, constant }
+}
+
+fn answer(index: u32) -> Instruction {
+    instruction(RETURN, index)
+}
+
+/// Gives, in ascending order, the last CPU of each range with one index; what follows the last range has a default. Gaps have
+/// the `only` default, or `None` where there are several.
+fn ranges(table: &BTreeMap<u32, u32>, only: Option<u32>) -> Vec<(u32, Option<u32>)> {
+    let mut ranges: Vec<(u32, Option<u32>)> = Vec::new();
+    let mut extend = |last_cpu: u32, index: Option<u32>| match ranges.last_mut() {
         Some(range) if range.1 == index => range.0 = last_cpu,
         _ => ranges.push((last_cpu, index)),
     };
     let mut next_cpu = 0;
     for (&cpu, &index) in table {
         if cpu > next_cpu {
-            extend(cpu - 1, default);
+            extend(cpu - 1, only);
         }
-        extend(cpu, index);
+        extend(cpu, Some(index));
         next_cpu = cpu.saturating_add(1);
     }
-    if ranges.last().is_some_and(|range| range.1 == default) {
+    if ranges.last().is_some_and(|range| range.1 == only) {
         ranges.pop();
     }
     ranges
@@ -81,13 +110,16 @@ mod tests {
     use proptest::prelude::*;
 
     /// Does what the kernel does.
-    fn run(program: &[Instruction], cpu: u32) -> u32 {
+    fn run(program: &[Instruction], cpu: u32, random: u32) -> u32 {
         let (mut at, mut accumulator) = (0, 0);
         loop {
             let instruction = program[at];
             at += 1;
             match instruction.code {
-                LOAD => accumulator = cpu,
+                LOAD if instruction.constant == CPU => accumulator = cpu,
+                LOAD => accumulator = random,
+                REMAINDER => accumulator %= instruction.constant,
+                JUMP => at += usize::try_from(instruction.constant).unwrap(),
                 JUMP_IF_GREATER => {
                     at += usize::from(if accumulator > instruction.constant { instruction.if_true } else { instruction.if_false });
                 }
@@ -99,24 +131,29 @@ mod tests {
 
     #[test]
     fn one_target_for_all_is_one_instruction() {
-        assert_eq!(steer(&BTreeMap::new(), 3).unwrap(), [answer(3)]);
-        assert_eq!(steer(&(0..64).map(|cpu| (cpu, 3)).collect(), 3).unwrap(), [answer(3)]);
-        assert_eq!(steer(&(0..64).map(|cpu| (cpu, u32::from(cpu >= 32))).collect(), 0).unwrap().len(), 6);
+        assert_eq!(steer(&BTreeMap::new(), &[3]).unwrap(), [answer(3)]);
+        assert_eq!(steer(&(0..64).map(|cpu| (cpu, 3)).collect(), &[3]).unwrap(), [answer(3)]);
+        assert_eq!(steer(&(0..64).map(|cpu| (cpu, u32::from(cpu >= 32))).collect(), &[0]).unwrap().len(), 6);
     }
 
     #[test]
     fn a_program_beyond_the_kernels_limit_is_not_made() {
         let alternating = |cpus: u32| (0..cpus).map(|cpu| (cpu, cpu % 2)).collect();
-        assert_eq!(steer(&alternating(2047), 9).unwrap().len(), 4096);
-        assert!(steer(&alternating(2048), 9).is_none());
+        assert_eq!(steer(&alternating(2047), &[9]).unwrap().len(), 4096);
+        assert!(steer(&alternating(2048), &[9]).is_none());
     }
 
     proptest! {
         #[test]
-        fn every_cpu_gets_its_index_and_others_the_default(table in prop::collection::btree_map(0u32..70, 0u32..4, 0..64), default in 0u32..4) {
-            let program = steer(&table, default).unwrap();
+        fn every_cpu_gets_its_index_and_others_a_default(
+            table in prop::collection::btree_map(0u32..70, 0u32..4, 0..64),
+            defaults in prop::collection::vec(0u32..4, 1..5),
+            random: u32,
+        ) {
+            let program = steer(&table, &defaults).unwrap();
+            let default = defaults[usize::try_from(random).unwrap() % defaults.len()];
             for cpu in (0..80).chain([u32::MAX]) {
-                prop_assert_eq!(run(&program, cpu), table.get(&cpu).copied().unwrap_or(default));
+                prop_assert_eq!(run(&program, cpu, random), table.get(&cpu).copied().unwrap_or(default));
             }
         }
     }

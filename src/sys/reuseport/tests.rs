@@ -49,7 +49,7 @@ impl Bench {
     }
 
     fn point(&mut self, key: u32) {
-        self.group.point(&BTreeMap::new(), &key).unwrap();
+        self.group.point(&BTreeMap::new(), &[key]).unwrap();
     }
 
     fn order(&self) -> Vec<u32> {
@@ -95,7 +95,7 @@ fn the_kernel_keeps_a_socket_until_its_last_descriptor_and_moves_the_last_into_t
     };
     let address = address(&listeners[0]);
     let sockets: Vec<OwnedFd> = listeners.iter().map(|listener| listener.fd.try_clone().unwrap()).collect();
-    let point = |index| attach_program(&sockets[2], &steer(&BTreeMap::new(), index).unwrap()).unwrap();
+    let point = |index| attach_program(&sockets[2], &steer(&BTreeMap::new(), &[index]).unwrap()).unwrap();
     let taken = |socket: &OwnedFd| {
         let _client = TcpStream::connect(address).unwrap();
         let waiting = waits(socket);
@@ -119,7 +119,7 @@ fn closing_the_last_descriptor_has_the_same_effect_as_shutting_down() {
     let first = bind_tcp(any_port(), 128, Joining::First).unwrap();
     let address = address(&first);
     let [second, third] = [(); 2].map(|()| bind_tcp(address, 128, Joining::Further).unwrap());
-    attach_program(&third.fd, &steer(&BTreeMap::new(), 0).unwrap()).unwrap();
+    attach_program(&third.fd, &steer(&BTreeMap::new(), &[0]).unwrap()).unwrap();
     drop(first);
     // A child that another test is just starting may hold it for a moment.
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -151,7 +151,7 @@ proptest! {
                     bench.join(next);
                     next += 1;
                 }
-                1 => match bench.group.point(&BTreeMap::new(), &chosen) {
+                1 => match bench.group.point(&BTreeMap::new(), &[chosen]) {
                     Ok(()) => pointed = chosen,
                     Err(error) => prop_assert!(is_no_member(&error), "{}", error),
                 },
@@ -178,8 +178,8 @@ fn leaving_is_put_off_where_it_would_send_connections_to_one_that_must_not_get_t
     assert_eq!(bench.group.retire(&1, Waiting::Keep).unwrap(), Retired::Later);
     assert_eq!((bench.order(), bench.taker()), (vec![1, 2, 3], Some(3)));
     assert!(matches!(bench.group.retire(&1, Waiting::Keep), Err(SteerError::NoMember { .. })));
-    assert!(matches!(bench.group.point(&BTreeMap::new(), &1), Err(SteerError::NoMember { .. })));
-    bench.group.point(&BTreeMap::from([(0, 2), (1, 3)]), &3).unwrap();
+    assert!(matches!(bench.group.point(&BTreeMap::new(), &[1]), Err(SteerError::NoMember { .. })));
+    bench.group.point(&BTreeMap::from([(0, 2), (1, 3)]), &[3]).unwrap();
     assert_eq!(bench.order(), [3, 2]);
     bench.point(3);
     assert_eq!(bench.taker(), Some(3));
@@ -209,12 +209,12 @@ fn what_cannot_be_steered_is_refused() {
     let mut bench = Bench::with(&[1, 2]);
     let listener = bind_tcp(bench.address, 128, Joining::Further).unwrap();
     assert!(matches!(bench.group.join(2, &listener), Err(SteerError::Twice { .. })));
-    assert!(matches!(bench.group.point(&BTreeMap::new(), &9), Err(SteerError::NoMember { .. })));
+    assert!(matches!(bench.group.point(&BTreeMap::new(), &[9]), Err(SteerError::NoMember { .. })));
     assert!(matches!(bench.group.retire(&9, Waiting::Keep), Err(SteerError::NoMember { .. })));
     let fragmented = (0..5000).map(|cpu| (cpu, 1 + cpu % 2)).collect();
-    assert!(matches!(bench.group.point(&fragmented, &1), Err(SteerError::TooLong { cpus: 5000 })));
+    assert!(matches!(bench.group.point(&fragmented, &[1]), Err(SteerError::TooLong { cpus: 5000 })));
     // 2,001 instructions: kernels before 6.6 grant a program 20 KiB (net.core.optmem_max).
-    bench.group.point(&(0..1000).map(|cpu| (cpu, 1 + cpu % 2)).collect(), &1).unwrap();
+    bench.group.point(&(0..1000).map(|cpu| (cpu, 1 + cpu % 2)).collect(), &[1]).unwrap();
 }
 
 #[test]
@@ -239,15 +239,27 @@ fn connections_go_to_the_member_of_the_cpu_they_come_from() {
     let cpus: Vec<usize> = (0..nix::sched::CpuSet::count()).filter(|cpu| mine.is_set(*cpu).unwrap()).collect();
     let mut bench = Bench::with(&[1, 2, 3]);
     let table: BTreeMap<u32, u32> = cpus.iter().map(|cpu| (u32::try_from(*cpu).unwrap(), 2 + u32::try_from(cpu % 2).unwrap())).collect();
-    bench.group.point(&table, &1).unwrap();
+    bench.group.point(&table, &[1]).unwrap();
     for cpu in cpus.iter().cycle().take(20) {
         let mut only = nix::sched::CpuSet::new();
         only.set(*cpu).unwrap();
         nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &only).unwrap();
         assert_eq!(bench.taker(), Some(table[&u32::try_from(*cpu).unwrap()]), "CPU {cpu}");
     }
-    bench.group.point(&BTreeMap::from([(60_000, 2)]), &1).unwrap();
+    bench.group.point(&BTreeMap::from([(60_000, 2)]), &[1]).unwrap();
     assert_eq!(bench.taker(), Some(1), "a CPU that is not in the table");
+}
+
+#[test]
+fn connections_of_other_cpus_are_spread_over_all_defaults() {
+    let mut bench = Bench::with(&[1, 2, 3]);
+    bench.group.point(&BTreeMap::from([(60_000, 2)]), &[1, 3]).unwrap();
+    let takers: Vec<u32> = (0..60).filter_map(|_| bench.taker()).collect();
+    let of = |key: u32| takers.iter().filter(|taker| **taker == key).count();
+    assert_eq!((takers.len(), of(2)), (60, 0));
+    // Fewer than 6 of 60 fair draws come once in ten thousand million runs.
+    assert!(of(1) >= 6 && of(3) >= 6, "{takers:?}");
+    assert!(bench.group.point(&BTreeMap::new(), &[]).is_err(), "somebody must be pointed at");
 }
 
 /// Serves connections until its socket is shut down.
@@ -293,7 +305,7 @@ fn no_client_is_refused_or_left_hanging_while_members_come_and_go() {
             let socket = Arc::clone(&bench.sockets[&key]);
             scope.spawn(move || serve(&socket));
         }
-        bench.group.point(&BTreeMap::from([(0, 0), (1, 1)]), &0).unwrap();
+        bench.group.point(&BTreeMap::from([(0, 0), (1, 1)]), &[0]).unwrap();
         let clients: Vec<_> = (0..4).map(|_| scope.spawn(client)).collect();
         let mut current = [0, 1];
         for turn in 0..60usize {
@@ -302,7 +314,7 @@ fn no_client_is_refused_or_left_hanging_while_members_come_and_go() {
             let socket = Arc::clone(&bench.sockets[&new]);
             scope.spawn(move || serve(&socket));
             let old = std::mem::replace(&mut current[slot], new);
-            bench.group.point(&BTreeMap::from([(0, current[0]), (1, current[1])]), &current[0]).unwrap();
+            bench.group.point(&BTreeMap::from([(0, current[0]), (1, current[1])]), &[current[0]]).unwrap();
             // Handshakes that had chosen the old one before are through when others that began later are served.
             some_more();
             while let Err(error) = bench.group.retire(&old, Waiting::Keep) {

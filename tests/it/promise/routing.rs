@@ -63,3 +63,15 @@ fn field(json: &str, key: &str) -> String {
     let value: serde_json::Value = serde_json::from_str(json).unwrap_or_else(|e| panic!("{e}: {json}"));
     value[key].to_string()
 }
+
+#[test]
+fn a_tcp_pool_on_shards_that_are_not_pinned_is_served_by_each_of_them() {
+    let mut host = crate::support::Sandbox::new();
+    let address = format!("127.0.0.1:{}", host.ground().port());
+    host.pool_at("www", &address, 8, "");
+    host.set("shards", "cpus", "off");
+    host.front(&crate::support::Site::one(crate::support::Route::new("www", &address)));
+    host.run();
+    let masters: BTreeSet<String> = (0..40).map(|_| field(&host.nginx().body("/www/who.php"), "master")).collect();
+    assert_eq!(masters.len(), 2, "both shards serve: {masters:?}");
+}
