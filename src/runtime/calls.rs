@@ -32,15 +32,30 @@ pub(super) enum Followed {
 }
 
 /// What has to be done when the job under way has ended: signals cannot be refused, so they wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Pending {
     /// Nothing.
     #[default]
     Nothing,
     /// Read everything again (SIGHUP).
     Reload,
-    /// A rolling restart (SIGUSR2), which reads everything again, too.
+    /// A rolling restart (SIGUSR2).
     Restart,
+    /// A reload, then a rolling restart: the one does not contain the other.
+    ReloadThenRestart,
+}
+
+impl Pending {
+    /// Adds a wish to those that wait already.
+    #[must_use]
+    const fn and(self, wish: Self) -> Self {
+        match (self, wish) {
+            (Self::Nothing, other) | (other, Self::Nothing) => other,
+            (Self::Reload, Self::Reload) => Self::Reload,
+            (Self::Restart, Self::Restart) => Self::Restart,
+            (Self::ReloadThenRestart | Self::Reload | Self::Restart, _) => Self::ReloadThenRestart,
+        }
+    }
 }
 
 /// The end of a job.
@@ -111,7 +126,7 @@ impl Supervisor {
     fn refuse_or_keep(&mut self, job: &JobView, replies: Option<ReplySink>, wish: Pending) {
         match replies {
             Some(replies) => replies.finish(busy(job)),
-            None => self.pending = self.pending.max(wish),
+            None => self.pending = self.pending.and(wish),
         }
     }
 
@@ -233,6 +248,10 @@ impl Supervisor {
             Pending::Nothing => {}
             Pending::Reload => self.reload(None),
             Pending::Restart => self.restart(&Selection::default(), None),
+            Pending::ReloadThenRestart => {
+                self.reload(None);
+                self.pending = Pending::Restart;
+            }
         }
     }
 
@@ -307,5 +326,25 @@ fn busy(job: &JobView) -> Reply {
         hint: Some("wait for it to end, then try again".to_owned()),
         job: Some(job.clone()),
         shards: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_wish_is_lost_to_another() {
+        use Pending::{Nothing, Reload, ReloadThenRestart, Restart};
+        for (wishes, kept) in [
+            (vec![], Nothing),
+            (vec![Reload], Reload),
+            (vec![Restart, Restart], Restart),
+            (vec![Reload, Restart], ReloadThenRestart),
+            (vec![Restart, Reload], ReloadThenRestart),
+            (vec![Restart, Reload, Restart, Reload], ReloadThenRestart),
+        ] {
+            assert_eq!(wishes.iter().fold(Nothing, |pending, wish| pending.and(*wish)), kept, "{wishes:?}");
+        }
     }
 }
