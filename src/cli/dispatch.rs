@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::args::{self, Args, Command};
@@ -15,6 +16,7 @@ use crate::model::wire;
 use crate::runtime::draft::{self, Draft, ReadingInput, Trials};
 use crate::runtime::{self, RunError};
 use crate::sys::children::{Children, Subreaper};
+use crate::sys::lock::LockError;
 
 /// Runs one command line, the program's name first, and gives how it ended.
 pub fn run(line: impl IntoIterator<Item = OsString>) -> Exit {
@@ -112,15 +114,22 @@ fn run_command(file: &Path) -> Exit {
             report::problems(&problems);
             Exit::Config
         }
-        Err(error @ RunError::Lock(_)) => {
-            report::error(&error, Some("another supervisor of this instance runs; polyfpm status shows it"));
-            Exit::Busy
-        }
         Err(error) => {
-            report::error(&error, None);
-            Exit::CannotCreate
+            let (exit, hint) = refusal(&error);
+            report::error(&error, hint);
+            exit
         }
     }
+}
+
+/// Gives how `run` ends when it could not start, and what to do.
+fn refusal(error: &RunError) -> (Exit, Option<&'static str>) {
+    if matches!(error, RunError::Lock(LockError::Held { .. })) {
+        return (Exit::Busy, Some("another supervisor of this instance runs; polyfpm status shows it"));
+    }
+    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    let denied = causes.filter_map(|cause| cause.downcast_ref::<std::io::Error>()).any(|cause| cause.kind() == ErrorKind::PermissionDenied);
+    if denied { (Exit::Denied, Some("run as root")) } else { (Exit::CannotCreate, None) }
 }
 
 /// What a command that only reads needs: an event loop, the owner of child processes, and everything read.
@@ -190,4 +199,26 @@ fn plan_command(file: &Path, format: Format) -> Exit {
 /// Gives the width of the terminal; `None` for a pipe.
 fn terminal_width() -> Option<u16> {
     rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| size.ws_col.max(60))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_is_refused_says_by_its_code_why() {
+        let io = |kind: ErrorKind| std::io::Error::from(kind);
+        let system = |kind| RunError::System { what: "make the runtime directory /run/x".to_owned(), source: io(kind) };
+        let lock = |kind| RunError::Lock(LockError::Io { path: "/run/x/lock".into(), source: io(kind) });
+        let held = RunError::Lock(LockError::Held { path: "/run/x/lock".into(), pid: None });
+        for (error, exit) in [
+            (held, Exit::Busy),
+            (lock(ErrorKind::PermissionDenied), Exit::Denied),
+            (system(ErrorKind::PermissionDenied), Exit::Denied),
+            (lock(ErrorKind::ReadOnlyFilesystem), Exit::CannotCreate),
+            (system(ErrorKind::StorageFull), Exit::CannotCreate),
+        ] {
+            assert_eq!(refusal(&error).0, exit, "{error:?}");
+        }
+    }
 }
