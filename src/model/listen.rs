@@ -8,7 +8,7 @@ use super::endpoint::Endpoint;
 use super::ids::PoolName;
 
 /// Who may connect to a unix socket, resolved to numbers.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Access {
     /// The owner's uid; `None` leaves the socket with the supervisor's user.
     pub uid: Option<u32>,
@@ -35,7 +35,7 @@ pub enum Handover {
 }
 
 /// A listener as planned: one public endpoint for one placement, or one for all shards of a shared pool.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ListenerPlan {
     /// The pool it belongs to.
     pub pool: PoolName,

@@ -34,7 +34,7 @@ impl fmt::Display for Routing {
 }
 
 /// A pool's share of one shard.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Placement {
     /// The pool.
     pub pool: PoolName,
@@ -45,7 +45,7 @@ pub struct Placement {
 }
 
 /// One shard as planned. A shard with no placements is *empty* and is not started.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ShardPlan {
     /// Which shard.
     pub id: ShardId,
@@ -65,7 +65,7 @@ impl ShardPlan {
 }
 
 /// How one pool is laid out, for people and for the NGINX include.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolPlan {
     /// The pool.
     pub pool: PoolName,
@@ -97,7 +97,7 @@ pub struct UpstreamServer {
 }
 
 /// What should run.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Plan {
     /// Every shard of every group, in order; empty ones included.
     pub shards: Vec<ShardPlan>,

@@ -53,8 +53,13 @@ impl Supervisor {
         self.snapshot_dirty = true;
         told(self.service.reloading());
         let serving = self.serving_fingerprints();
-        let input =
-            ReadingInput { file: self.settings.file.clone(), previous: Some(Rc::clone(&self.draft)), serving, trials: Trials::Changed };
+        let input = ReadingInput {
+            file: self.settings.file.clone(),
+            previous: Some(Rc::clone(&self.draft)),
+            former_plan: None,
+            serving,
+            trials: Trials::Changed,
+        };
         let (children, events) = (self.children.clone(), self.events.clone());
         drop(tokio::task::spawn_local(async move {
             let result = draft::read(&children, &input).await;
@@ -109,10 +114,17 @@ impl Supervisor {
                 tracing::error!(pool = %bad.pool, problem = %bad.problem, "pool kept out");
             }
         }
-        let serving = self.serving_fingerprints();
         self.settings = Rc::clone(&draft.settings);
         self.draft = Rc::new(draft);
+        self.write_plan();
         self.fleet.set_timing(timing(&self.settings), self.settings.restart.settle);
+        self.watch_files();
+        self.difference()
+    }
+
+    /// Gives the job that brings what runs in line with the present draft.
+    pub(super) fn difference(&mut self) -> JobOrder {
+        let serving = self.serving_fingerprints();
         let mut changed: Vec<ShardId> = self
             .draft
             .blueprints
@@ -132,7 +144,6 @@ impl Supervisor {
             .map(|shard| shard.id().clone())
             .collect();
         let nginx = if self.draft.nginx.is_some() { NginxStep::Last } else { NginxStep::None };
-        self.watch_files();
         JobOrder { kind: JobKind::Apply, shards: changed, retire, nginx }
     }
 

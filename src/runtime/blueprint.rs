@@ -8,7 +8,7 @@ use crate::model::plan::{Fingerprint, ShardPlan};
 use crate::model::settings::Warmup;
 
 /// A pool's private status listener: where verification, warm-up and status go (P28, P31).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct StatusPoint {
     /// The pool.
     pub pool: PoolName,

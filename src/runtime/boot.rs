@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 
+use super::adopt;
 use super::apply::{Reading, timing};
 use super::calls::Pending;
 use super::draft::{self, Draft, ReadingInput, Trials};
@@ -20,7 +21,7 @@ use super::quiet::QUIET_POLL;
 use super::sockets::Sockets;
 use super::supervisor::{Phase, Supervisor};
 use crate::core::fleet::Fleet;
-use crate::core::shard::{Input, Slot};
+use crate::core::shard::{Input, Slot, Wanted};
 use crate::edge::control::server::{Call, ControlError, Server};
 use crate::edge::service::{Service, ServiceError};
 use crate::edge::{log, settings as settings_file};
@@ -30,11 +31,15 @@ use crate::model::settings::Settings;
 use crate::model::time::Moment;
 use crate::sys::children::{Children, Subreaper};
 use crate::sys::lock::{InstanceLock, LockError};
+use crate::sys::proc::Proc;
 use crate::sys::signals::{Received, Signals};
 use crate::sys::watch::Watcher;
 
 /// How many events may wait: tasks wait for room, and there are a few for each master.
 const EVENTS: usize = 1024;
+
+/// How long the kernel may take to end a supervisor that was killed.
+const DYING: Duration = Duration::from_secs(3);
 
 /// How long control clients have for their last line at the end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -89,10 +94,16 @@ pub fn run(file: &Path) -> Result<(), RunError> {
         let settings = settings_file::load(file).map_err(RunError::Problems)?.settings;
         log::start(settings.log).map_err(|error| RunError::System { what: error.to_string(), source: std::io::Error::other(error) })?;
         log::end_on_panic();
-        let lock = take_instance(&settings)?;
+        let lock = take_instance(&settings).await?;
         let children = Children::start(Subreaper::Yes).map_err(system("become the parent of orphans"))?;
         raise_file_limit();
-        let input = ReadingInput { file: file.to_owned(), previous: None, serving: BTreeMap::new(), trials: Trials::None };
+        let input = ReadingInput {
+            file: file.to_owned(),
+            previous: None,
+            former_plan: adopt::former_plan(&settings.runtime_directory),
+            serving: BTreeMap::new(),
+            trials: Trials::None,
+        };
         let draft = draft::read(&children, &input).await.map_err(RunError::Problems)?;
         let outcome = supervise(draft, children, signals).await;
         drop(lock);
@@ -101,23 +112,41 @@ pub fn run(file: &Path) -> Result<(), RunError> {
 }
 
 /// Makes the runtime directory and takes the lock in it.
-fn take_instance(settings: &Settings) -> Result<InstanceLock, RunError> {
+async fn take_instance(settings: &Settings) -> Result<InstanceLock, RunError> {
     let directory = &settings.runtime_directory;
     let system = |source| RunError::System { what: format!("make the runtime directory {}", directory.display()), source };
     DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(system)?;
-    let lock = InstanceLock::take(&directory.join("lock"))?;
-    // What an earlier supervisor left: nobody uses it, since the lock is ours.
+    let lock = take_lock(&directory.join("lock")).await?;
     let masters = directory.join("m");
-    if let Err(source) = std::fs::remove_dir_all(&masters)
-        && source.kind() != std::io::ErrorKind::NotFound
-    {
-        return Err(system(source));
-    }
     for path in [&masters, &settings.listen.directory] {
         let mode = if *path == masters { 0o700 } else { 0o755 };
         DirBuilder::new().recursive(true).mode(mode).create(path).map_err(system)?;
     }
     Ok(lock)
+}
+
+/// Takes the lock. A supervisor that was killed holds it until the kernel has taken it apart: that is waited for.
+async fn take_lock(path: &Path) -> Result<InstanceLock, LockError> {
+    let end = Instant::now() + DYING;
+    loop {
+        match InstanceLock::take(path) {
+            Err(LockError::Held { pid: Some(pid), .. }) if is_dying(pid) && Instant::now() < end => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn is_dying(pid: nix::unistd::Pid) -> bool {
+    Proc::default().stat(pid).map_or(true, |stat| stat.is_zombie() || matches!(stat.state, 'X' | 'x')) || ends_soon(pid)
+}
+
+/// Tells whether SIGKILL was sent to a process that has not ended yet.
+fn ends_soon(pid: nix::unistd::Pid) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pending = status.lines().filter_map(|line| line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")));
+    pending.filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok()).any(|mask| mask & (1 << 8) != 0)
 }
 
 /// Thousands of pools need thousands of descriptors; what the hard limit allows is taken.
@@ -141,6 +170,11 @@ async fn supervise(draft: Draft, children: Children, mut signals: Signals) -> Re
     let serving = tokio::task::spawn_local(server.serve(calls));
     super::leftovers::sweep(&supervisor.draft.plan);
     supervisor.watch_files();
+    supervisor.write_plan();
+    let adoption = supervisor.adopt_all();
+    if adoption != adopt::AdoptionCount::default() {
+        tracing::info!(adopted = adoption.adopted, refused = adoption.refused, "masters of an earlier supervisor taken over");
+    }
     supervisor.start_all();
     while !supervisor.is_over() {
         let wake = supervisor.next_wake();
@@ -199,6 +233,7 @@ impl Supervisor {
             snapshot_due: Moment::START,
             alive_due: Moment::START,
             snapshot_dirty: true,
+            written: None,
             settings,
         }
     }
@@ -214,7 +249,8 @@ impl Supervisor {
         for bad in &self.draft.plan.quarantined {
             tracing::error!(pool = %bad.pool, problem = %bad.problem, "pool kept out");
         }
-        let ids: Vec<ShardId> = self.draft.blueprints.keys().cloned().collect();
+        let parked = |id: &ShardId| self.fleet.shard(id).is_some_and(|shard| shard.wanted() == Wanted::Parked);
+        let ids: Vec<ShardId> = self.draft.blueprints.keys().filter(|id| !parked(id)).cloned().collect();
         for id in ids {
             let actions = self.fleet.start(&id, self.now());
             self.carry_out(actions);
@@ -299,6 +335,7 @@ impl Supervisor {
         if now >= self.snapshot_due || std::mem::take(&mut self.snapshot_dirty) {
             self.snapshot_due = now.after(SNAPSHOT_PERIOD);
             self.publish_snapshot();
+            self.write_state();
         }
     }
 
@@ -317,6 +354,12 @@ impl Supervisor {
             if self.fleet.shards().any(|shard| shard.failures() > 0) {
                 // The start was the trial; the reading that follows names the bad pools and starts the shard without them.
                 self.reload(None);
+                return;
+            }
+            let order = self.difference();
+            if !order.shards.is_empty() || !order.retire.is_empty() {
+                // Adopted masters of another configuration are handed over.
+                self.begin(order, None);
             }
         }
     }
@@ -362,6 +405,9 @@ impl Supervisor {
             && error.kind() != std::io::ErrorKind::NotFound
         {
             tracing::warn!(path = %masters.display(), error = %error, "directory of masters was not removed");
+        }
+        for file in ["state.json", "plan.json"] {
+            drop(std::fs::remove_file(self.settings.runtime_directory.join(file)));
         }
         tracing::info!("stopped");
     }

@@ -270,8 +270,8 @@ impl Supervisor {
 
     /// Tells every master to reopen its logs (SIGUSR1); gives how many were told.
     pub(super) fn reopen_logs(&mut self) -> usize {
-        let living = self.masters.values().filter(|master| master.alive).filter_map(|master| master.pid);
-        living.filter(|pid| self.children.signal(*pid, nix::sys::signal::Signal::SIGUSR1).is_ok()).count()
+        let living = self.masters.values().filter(|master| master.alive);
+        living.filter(|master| master.signal(&self.children, nix::sys::signal::Signal::SIGUSR1).is_ok()).count()
     }
 
     /// Feeds an input to a master's shard.

@@ -75,6 +75,8 @@ pub struct ReadingInput {
     pub file: PathBuf,
     /// What runs now.
     pub previous: Option<Rc<Draft>>,
+    /// The plan that an earlier supervisor ran by, where nothing runs yet.
+    pub former_plan: Option<Plan>,
     /// The fingerprints that serve now.
     pub serving: BTreeMap<ShardId, Fingerprint>,
     /// Which configurations are tried.
@@ -105,7 +107,8 @@ pub async fn read(children: &Children, input: &ReadingInput) -> DraftResult {
     let watched = [found.watched, installation.watched.clone(), vec![input.file.clone()]].concat();
     let Reading { files, quarantined, .. } = found.reading;
     let previous = input.previous.clone();
-    let mut workshop = Workshop { settings, build, tool, files, nginx, installation, quarantined, kept: Vec::new(), previous };
+    let former_plan = input.former_plan.clone();
+    let mut workshop = Workshop { settings, build, tool, files, nginx, installation, quarantined, kept: Vec::new(), previous, former_plan };
     workshop.keep_last_good();
     let mut made = workshop.make()?;
     if input.trials != Trials::None {
@@ -136,6 +139,7 @@ struct Workshop {
     /// Bad pools that go on as they last were good.
     kept: Vec<Quarantined>,
     previous: Option<Rc<Draft>>,
+    former_plan: Option<Plan>,
 }
 
 struct Made {
@@ -180,7 +184,7 @@ impl Workshop {
         let host = Host { cpus: proc::available_cpus().unwrap_or_default(), somaxconn: listener::somaxconn(), listens };
         let unknown = Clients::default();
         let clients = self.nginx.as_ref().map_or(&unknown, |state| &state.clients);
-        let previous = self.previous.as_ref().map(|draft| &draft.plan);
+        let previous = self.previous.as_ref().map(|draft| &draft.plan).or(self.former_plan.as_ref());
         let input = PlanInput { settings: &self.settings, files: &self.files, quarantined: &quarantined, clients, host: &host, previous };
         let Planned { mut plan, problems } = plan::plan(&input);
         plan.quarantined.extend(self.kept.iter().cloned());

@@ -24,6 +24,7 @@ use crate::model::listen::ListenerPlan;
 use crate::model::settings::{Limit as SettingsLimit, Limits};
 use crate::sys::children::{Child, Exit};
 use crate::sys::notify::{NotifyError, NotifySocket};
+use crate::sys::proc::Proc;
 use crate::sys::spawn::{Command, Limit, Output, Resource, Session, SpawnError};
 
 /// How many sockets one `FPM_SOCKETS` variable names. Source: php-src fpm_sockets.c writes 128 a variable and reads 256 variables (P7).
@@ -31,6 +32,9 @@ const SOCKETS_PER_VARIABLE: usize = 128;
 
 /// How often a status socket is asked before it answers, where readiness is not told: php-fpm is up in 20–50 ms (P30).
 const READY_POLL: Duration = Duration::from_millis(20);
+
+/// How often at the least a group is looked at until nothing of it is left.
+const LONGEST_GROUP_PAUSE: Duration = Duration::from_millis(160);
 
 /// How long a master that can tell nothing of its readiness is given to fail: a php-fpm that refuses its configuration
 /// does so within 50 ms.
@@ -82,9 +86,24 @@ impl Supervisor {
                 let tasks = self.follow(id, child, notify, &status);
                 let status = status.into_iter().map(|socket| (socket.pool, socket.path)).collect();
                 let blueprint = Rc::clone(blueprint);
+                let fds = set.iter().map(|held| held.listener.fd.as_raw_fd()).collect();
                 let pid_number = u32::try_from(pid.as_raw()).unwrap_or_default();
-                let master = Master { id: id.clone(), blueprint, sockets: set, pid: Some(pid), alive: true, directory, status, tasks };
+                let master = Master {
+                    id: id.clone(),
+                    blueprint,
+                    sockets: set,
+                    fds,
+                    pid: Some(pid),
+                    process: None,
+                    alive: true,
+                    directory,
+                    status,
+                    tasks,
+                };
                 self.masters.insert(id.clone(), master);
+                if let Err(error) = self.write_master(id) {
+                    tracing::warn!(shard = %id.shard, gen = id.generation.0, error = %super::chain(&error), "master cannot be adopted later");
+                }
                 Ok(pid_number)
             }
             Err(error) => {
@@ -179,6 +198,12 @@ impl Supervisor {
         vec![task]
     }
 
+    /// Starts the tasks that report an adopted master's heartbeat and end.
+    pub(super) fn follow_adopted(&self, id: &MasterId, child: Child, notify: Option<NotifySocket>) -> Vec<tokio::task::JoinHandle<()>> {
+        drop(tokio::task::spawn_local(report_exit(id.clone(), child, self.events.clone(), self.children.clone())));
+        notify.map(|notify| tokio::task::spawn_local(hear(id.clone(), notify, self.events.clone()))).into_iter().collect()
+    }
+
     fn masters_ping(&self, id: &MasterId) -> Option<(String, String)> {
         let blueprint = self.blueprint_for(&id.shard)?;
         blueprint.status.first().map(|point| (point.ping_path.clone(), point.ping_response.clone()))
@@ -194,11 +219,19 @@ async fn report_exit(id: MasterId, mut child: Child, events: super::Events, chil
     let exit = child.exit().await;
     super::tell(&events, Event::Exited { master: id.clone(), exit }).await;
     let mut pause = Duration::from_millis(5);
-    while children.group_exists(pid) {
+    while children.group_exists(pid) && (pause < LONGEST_GROUP_PAUSE || group_lives(pid)) {
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_millis(250));
+        pause = (pause * 2).min(LONGEST_GROUP_PAUSE);
     }
     super::tell(&events, Event::GroupGone { master: id }).await;
+}
+
+/// Tells whether a process of a group runs. Of an adopted master's group the dead are collected by PID 1, which may take
+/// its time.
+fn group_lives(group: nix::unistd::Pid) -> bool {
+    let proc = Proc::default();
+    let member = |pid| proc.stat(pid).is_ok_and(|stat| stat.group == group && !stat.is_zombie());
+    proc.pids().unwrap_or_default().into_iter().any(member)
 }
 
 async fn hear(id: MasterId, notify: NotifySocket, events: super::Events) {

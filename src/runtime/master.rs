@@ -5,12 +5,15 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use tokio::task::JoinHandle;
 
 use super::blueprint::Blueprint;
 use super::sockets::SocketSet;
 use crate::model::ids::{MasterId, PoolName};
+use crate::sys::children::Children;
+use crate::sys::pidfd;
 
 /// How much of a master's start-up errors is shown: the last lines name the cause.
 const TAIL_BYTES: u64 = 4 * 1024;
@@ -28,8 +31,12 @@ pub(super) struct Master {
     pub blueprint: Rc<Blueprint>,
     /// Its listeners.
     pub sockets: SocketSet,
+    /// The number each listener's descriptor has in it.
+    pub(super) fds: Vec<i32>,
     /// Its pid and process group, once started.
     pub pid: Option<Pid>,
+    /// The process itself, where it is not our child: an adopted one.
+    pub(super) process: Option<pidfd::Held>,
     /// Whether the master process itself is alive.
     pub alive: bool,
     /// Its private directory.
@@ -65,6 +72,20 @@ impl Master {
             && let Err(error) = file.set_len(0)
         {
             tracing::debug!(master = %self.id, error = %error, "error file was not cut");
+        }
+    }
+}
+
+impl Master {
+    /// Sends a signal to the master process alone.
+    ///
+    /// # Errors
+    /// ESRCH when it has ended.
+    pub(super) fn signal(&self, children: &Children, signal: Signal) -> std::io::Result<()> {
+        match (&self.process, self.pid) {
+            (Some(process), _) => process.signal(signal),
+            (None, Some(pid)) => children.signal(pid, signal),
+            (None, None) => Err(std::io::ErrorKind::NotFound.into()),
         }
     }
 }

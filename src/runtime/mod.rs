@@ -3,6 +3,7 @@
 //! [`run`] is the supervisor. Events of tasks, commands, signals and deadlines come in one at a time; `core::fleet` decides;
 //! `supervisor` carries the actions out. What takes time is a task that reports back.
 
+mod adopt;
 mod apply;
 mod blueprint;
 mod boot;
@@ -20,6 +21,7 @@ mod picture;
 mod prove;
 mod quiet;
 mod sockets;
+mod state;
 mod supervisor;
 
 use tokio::sync::mpsc;

@@ -57,6 +57,16 @@ impl NginxBook {
         Self { view, names: BTreeSet::new(), lingering: BTreeSet::new(), reloaded: 0, under_way: false, again: false }
     }
 
+    /// Takes the endpoints that the include named when an earlier supervisor ended.
+    pub(super) fn restore(&mut self, names: BTreeSet<Endpoint>) {
+        self.names = names;
+    }
+
+    /// Gives every endpoint that an NGINX worker may name.
+    pub(super) fn all_names(&self) -> Vec<Endpoint> {
+        self.names.union(&self.lingering).cloned().collect()
+    }
+
     pub(super) fn view(&self) -> NginxView {
         self.view.clone()
     }

@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -270,6 +271,22 @@ impl Sockets {
         for endpoint in std::mem::take(&mut self.retiring) {
             self.unpublish(&endpoint);
         }
+    }
+
+    /// Notes that a listener stands at its public endpoint, as an earlier supervisor left it.
+    pub(super) fn restore(&mut self, held: &Held) {
+        let published = Published { listener: Arc::clone(&held.listener), handover: held.plan.handover, lent: None };
+        self.published.entry(held.plan.endpoint.clone()).or_insert(published);
+    }
+
+    /// Restores a reuseport group from its members in the kernel's order.
+    pub(super) fn restore_group(&mut self, address: SocketAddr, members: Vec<(MasterId, Arc<OwnedFd>)>) {
+        self.groups.insert(address, ReuseportGroup::restore(members));
+    }
+
+    /// Gives every reuseport group with its members in the kernel's order.
+    pub(super) fn groups(&self) -> impl Iterator<Item = (SocketAddr, Vec<MasterId>)> + '_ {
+        self.groups.iter().map(|(address, group)| (*address, group.members().cloned().collect()))
     }
 
     /// Gives every public endpoint.

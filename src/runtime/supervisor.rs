@@ -74,6 +74,8 @@ pub(super) struct Supervisor {
     pub(super) alive_due: Moment,
     /// Whether something changed that whoever asks next must see.
     pub(super) snapshot_dirty: bool,
+    /// The state as last written.
+    pub(super) written: Option<super::state::InstanceState>,
 }
 
 impl Supervisor {
@@ -241,7 +243,7 @@ impl Supervisor {
             Signal::Kill => SystemSignal::SIGKILL,
         };
         let result = match to {
-            Target::Master if master.alive => self.children.signal(pid, number),
+            Target::Master if master.alive => master.signal(&self.children, number),
             Target::Master | Target::Group => self.children.signal_group(pid, number),
         };
         if let Err(error) = result {

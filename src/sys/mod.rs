@@ -7,6 +7,7 @@ pub mod limits;
 pub mod listener;
 pub mod lock;
 pub mod notify;
+pub mod pidfd;
 pub mod proc;
 mod readable;
 pub mod reuseport;

@@ -19,7 +19,7 @@ mod words;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::shard::{Action, Input, Shard, Slot, Timing, Wanted};
+use super::shard::{Action, Adopted, Input, Shard, Slot, Timing, Wanted};
 use crate::model::ids::{Generation, ShardId};
 use crate::model::snapshot::{JobView, Verdict};
 use crate::model::time::Moment;
@@ -80,6 +80,15 @@ impl Fleet {
         }
         self.make_known(id);
         self.handle(id, Input::Start, now)
+    }
+
+    /// Takes over a shard whose masters outlived an earlier supervisor. Generations that were leaving go on leaving.
+    #[must_use]
+    pub fn adopt(&mut self, id: &ShardId, adopted: &Adopted, now: Moment) -> Vec<FleetAction> {
+        let mut shard = Shard::new(id.clone(), self.timing);
+        let actions = shard.adopt(adopted, now);
+        self.shards.insert(id.clone(), shard);
+        actions.into_iter().map(FleetAction::Shard).collect()
     }
 
     /// Forgets shards that are retired and gone.

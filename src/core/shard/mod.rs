@@ -31,6 +31,7 @@
 //!
 //! Pure: time comes in, actions go out. `core::fleet` drives it, the runtime carries the actions out.
 
+mod adopt;
 mod birth;
 mod ending;
 mod leaving;
@@ -39,6 +40,7 @@ mod machine;
 mod tests;
 mod words;
 
+pub use adopt::Adopted;
 pub use leaving::{Leaving, LeavingStage};
 pub use machine::{Birth, Shard, Slot, Stage, Timing, Wanted};
 pub use words::{Action, Blueprint, Input, Note, Quieting, Signal, Sockets, Target};

@@ -3,6 +3,7 @@
 //! "Nothing lost" is what [`crate::support::Report::assert_nothing_lost`] says: every answer whole and right, no retry hidden by
 //! NGINX, no line in its error log, every POST run exactly once.
 
+mod adoption;
 mod failures;
 mod fresh;
 mod life;

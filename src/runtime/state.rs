@@ -1,0 +1,194 @@
+//! What a later supervisor must know to adopt the masters of this one (design, section 5).
+//!
+//! Three kinds of file, all 0600, each replaced atomically:
+//!
+//! - `m/GROUP.N.GENERATION/master.json`, written once, right after the process was started: who it is (pid and start time, so
+//!   that a reused pid is never taken for it) and what it accepts on, with the number each descriptor has in it.
+//! - `state.json`, at each transition: which generation serves each shard, which are leaving, what is parked or drained.
+//! - `plan.json`, at each new plan, so that pools stay where they are.
+//!
+//! None holds a value of the environment: those may be secrets.
+
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::blueprint::StatusPoint;
+use crate::model::endpoint::Endpoint;
+use crate::model::ids::{Generation, ShardId};
+use crate::model::plan::{Fingerprint, ShardPlan};
+
+/// The version of these files. A supervisor reads older ones it knows and no newer ones.
+pub(super) const VERSION: u32 = 1;
+
+/// The largest file that is read: a plan of 4,000 pools takes about 4 MB.
+const LIMIT_BYTES: u64 = 64 * 1024 * 1024;
+
+/// What is kept of one master.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct MasterState {
+    /// [`VERSION`].
+    pub v: u32,
+    /// Its shard.
+    pub shard: ShardId,
+    /// Its generation.
+    pub generation: Generation,
+    /// Its pid, which is its process group and session too.
+    pub pid: i32,
+    /// When it was started, in the kernel's ticks since boot.
+    pub start_ticks: u64,
+    /// What it was made from.
+    pub fingerprint: Fingerprint,
+    /// What it carries.
+    pub plan: ShardPlan,
+    /// Its private status listeners.
+    pub status: Vec<StatusPoint>,
+    /// Its listeners.
+    pub sockets: Vec<SocketState>,
+}
+
+/// One listener of a master.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SocketState {
+    /// Where it is public.
+    pub endpoint: Endpoint,
+    /// The descriptor's number in the master.
+    pub fd: i32,
+    /// The socket's own inode, by which it is recognised.
+    pub inode: u64,
+    /// For unix sockets the path it was bound at, and its file.
+    pub file: Option<FileState>,
+    /// The generation it was bound for, by which its reuseport group knows it.
+    pub bound_for: (ShardId, Generation),
+}
+
+/// The file of a unix listener.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct FileState {
+    /// The path at which it was bound.
+    pub path: PathBuf,
+    /// The device of its filesystem.
+    pub device: u64,
+    /// Its inode.
+    pub inode: u64,
+}
+
+/// Which part a generation plays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Role {
+    /// It serves.
+    Serving,
+    /// It is to take over.
+    Next,
+    /// It is on its way out.
+    Leaving,
+}
+
+/// One living generation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RoleState {
+    /// Its shard.
+    pub shard: ShardId,
+    /// Its number.
+    pub generation: Generation,
+    /// Its part.
+    pub role: Role,
+}
+
+/// One shard.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ShardState {
+    /// Which one.
+    pub shard: ShardId,
+    /// The newest generation number used.
+    pub last: Generation,
+    /// Whether the operator parked it.
+    pub parked: bool,
+    /// Whether it was drained.
+    pub drained: bool,
+}
+
+/// One reuseport group: its members in the kernel's order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct GroupState {
+    /// The address.
+    pub address: std::net::SocketAddr,
+    /// The generations its members were bound for.
+    pub members: Vec<(ShardId, Generation)>,
+}
+
+/// The instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct InstanceState {
+    /// [`VERSION`].
+    pub v: u32,
+    /// The kernel's boot id: nothing outlives a boot.
+    pub boot: String,
+    /// Every living generation.
+    pub roles: Vec<RoleState>,
+    /// Every shard.
+    pub shards: Vec<ShardState>,
+    /// Every reuseport group.
+    pub groups: Vec<GroupState>,
+    /// The endpoints NGINX's include names.
+    pub names: Vec<Endpoint>,
+}
+
+/// Says why a file of the state was not written or read.
+#[derive(Debug, thiserror::Error)]
+#[error("{step} {}", path.display())]
+pub(super) struct StateError {
+    /// What was tried.
+    pub step: &'static str,
+    /// On which file.
+    pub path: PathBuf,
+    /// Why it failed.
+    pub source: std::io::Error,
+}
+
+/// Gives the kernel's boot id.
+pub(super) fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|text| text.trim().to_owned()).unwrap_or_default()
+}
+
+/// Replaces a file atomically.
+///
+/// # Errors
+/// The directory is full, read-only or gone; the former file stands then.
+pub(super) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), StateError> {
+    let error = |step| move |source| StateError { step, path: path.to_owned(), source };
+    let bytes = serde_json::to_vec(value).map_err(std::io::Error::other).map_err(error("write"))?;
+    let part = path.with_extension("part");
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags(nix::libc::O_NOFOLLOW)
+        .open(&part)
+        .map_err(error("write"))?;
+    file.write_all(&bytes).map_err(error("write"))?;
+    std::fs::rename(&part, path).map_err(error("replace"))
+}
+
+/// Reads a file; `None` when there is none.
+///
+/// # Errors
+/// It cannot be read, or is not what this version writes.
+pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateError> {
+    let error = |source| StateError { step: "read", path: path.to_owned(), source };
+    let file = match std::fs::OpenOptions::new().read(true).custom_flags(nix::libc::O_NOFOLLOW).open(path) {
+        Ok(file) => file,
+        Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(error(source)),
+    };
+    if file.metadata().map_err(error)?.len() > LIMIT_BYTES {
+        return Err(error(std::io::Error::other("it is larger than any state can be")));
+    }
+    let value = serde_json::from_reader(std::io::BufReader::new(file)).map_err(std::io::Error::other).map_err(error)?;
+    Ok(Some(value))
+}

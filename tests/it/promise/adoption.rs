@@ -1,0 +1,81 @@
+//! The supervisor is killed; its masters go on, and the next supervisor takes them over.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use super::{split, unchanged};
+use crate::support::{Clients, Load, Sandbox, within};
+
+/// Kills the supervisor and starts another one.
+fn replace(host: &mut Sandbox) {
+    host.signal(Signal::SIGKILL);
+    host.supervisor().wait(Duration::from_secs(5));
+    host.launch();
+    host.ready();
+}
+
+#[test]
+fn a_killed_supervisor_costs_nothing_and_its_masters_are_adopted() {
+    let mut host = split(8);
+    let load = Load::start(host.ground(), host.nginx(), "www", Clients::keeping(4), &[]);
+    let before = host.masters();
+    replace(&mut host);
+    assert_eq!(host.masters(), before, "the same masters");
+    // What was adopted is handed over, parked and told like any other.
+    host.does(&["restart"]);
+    assert!(host.masters().iter().all(|pid| !before.contains(pid)));
+    replace(&mut host);
+    host.does(&["park", "default/2"]);
+    host.does(&["unpark", "default/2"]);
+    let report = load.finish(host.ground());
+    report.assert_nothing_lost(200);
+    report.assert_nothing_reset();
+    host.stop();
+}
+
+#[test]
+fn a_supervisor_killed_in_the_middle_of_a_handover_leaves_nothing_half_done() {
+    let mut host = split(8);
+    let load = Load::start(host.ground(), host.nginx(), "www", Clients::keeping(4), &[]);
+    for moment in [0, 5, 10, 20, 40, 60, 70, 80, 90, 100, 120, 160, 300] {
+        let mut restart = host.begin(&["restart"], &format!("log/restart-{moment}"));
+        within(Duration::from_millis(moment), || None::<()>);
+        replace(&mut host);
+        restart.wait(Duration::from_secs(10));
+    }
+    host.does(&["restart"]);
+    let report = load.finish(host.ground());
+    report.assert_nothing_lost(500);
+    report.assert_nothing_reset();
+    host.stop();
+}
+
+#[test]
+fn shared_sockets_are_adopted_too() {
+    let mut host = unchanged(32);
+    let load = Load::start(host.ground(), host.nginx(), "www", Clients::one_each(4), &[]);
+    let before = host.masters();
+    replace(&mut host);
+    assert_eq!(host.masters(), before);
+    host.does(&["restart"]);
+    replace(&mut host);
+    host.does(&["restart"]);
+    load.finish(host.ground()).assert_nothing_lost(100);
+    host.stop();
+}
+
+#[test]
+fn damaged_state_leads_to_a_clean_start_and_never_to_strangers() {
+    let mut host = split(8);
+    let state = host.ground().path("run/polyfpm/state.json");
+    let before = host.masters();
+    host.signal(Signal::SIGKILL);
+    host.supervisor().wait(Duration::from_secs(5));
+    std::fs::write(&state, b"{\"v\":1,\"boot\":").expect("damage the state");
+    host.launch();
+    host.ready();
+    // Each master's own file is enough to know it by.
+    assert_eq!(host.masters(), before);
+    host.stop();
+}
