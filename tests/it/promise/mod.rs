@@ -17,7 +17,7 @@ use std::time::Duration;
 
 pub(crate) use scale::measure;
 
-use crate::support::{Route, Sandbox, Site};
+use crate::support::{Route, Sandbox, Site, within};
 
 /// 1 s of undisturbed load before and after whatever a test does.
 const STEADY: Duration = Duration::from_secs(1);
@@ -34,8 +34,18 @@ fn split(workers: u32) -> Sandbox {
     host.set("shards", "routing", "split");
     host.front_at_old_paths(&["www"]);
     host.run();
+    include_is_written(&host);
     host.edit(&through_upstream("www"));
     host
+}
+
+/// PHP does not wait for NGINX: the include is written when the shards serve.
+fn include_is_written(host: &Sandbox) {
+    let handled = within(Duration::from_secs(10), || {
+        let state = host.status()["nginx"]["state"].as_str().map(str::to_owned);
+        state.filter(|state| matches!(state.as_str(), "current" | "written"))
+    });
+    assert!(handled.is_some(), "the include was not written: {:#}", host.status()["nginx"]);
 }
 
 /// Lays out a pool whose clients know nothing of polyfpm: NGINX stays at the pool's own path.
