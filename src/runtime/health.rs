@@ -159,7 +159,7 @@ impl Supervisor {
     fn heal(&mut self, id: &ShardId, now: Moment) {
         let health = &self.settings.health;
         let recently = self.health.healed_at.get(id).is_some_and(|at| now - *at < health.hung_after);
-        if !health.restart_hung || recently || self.phase != Phase::Running || self.fleet.job().is_some() {
+        if !health.restart_hung || recently || self.phase != Phase::Running || self.job_view().is_some() {
             return;
         }
         tracing::error!(shard = %id, "shard hung");

@@ -45,6 +45,11 @@ impl JobSeen {
         self.fresh && self.turn() == Some(id)
     }
 
+    /// Tells whether this shard's master is replaced because it hangs.
+    pub(crate) fn heals(&self, id: &ShardId) -> bool {
+        self.order.kind == JobKind::Heal && self.turn() == Some(id)
+    }
+
     fn replaces(&self) -> bool {
         matches!(self.order.kind, JobKind::Restart | JobKind::Apply | JobKind::Heal)
     }

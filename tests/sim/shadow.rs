@@ -30,7 +30,7 @@ impl World {
             | Input::Quiet { generation }
             | Input::Detained { generation }
             | Input::Gone { generation } => *generation,
-            Input::Start | Input::Roll | Input::Park | Input::Retire | Input::Time => return Ok(()),
+            Input::Start | Input::Roll | Input::Heal | Input::Park | Input::Retire | Input::Time => return Ok(()),
         };
         let Some(master) = self.masters.get_mut(&MasterId::new(id, generation)) else { return Ok(()) };
         let told = &mut master.told;
@@ -51,7 +51,7 @@ impl World {
                 }
             }
             Input::NotProven { .. } | Input::SwitchFailed { .. } => {}
-            Input::Start | Input::Roll | Input::Park | Input::Retire | Input::Time => {}
+            Input::Start | Input::Roll | Input::Heal | Input::Park | Input::Retire | Input::Time => {}
         }
         Ok(())
     }
@@ -194,6 +194,7 @@ impl World {
         }
         promise(!self.stopping, || format!("{id} is launched while the supervisor stops"))?;
         let asked = self.job.as_ref().is_some_and(|job| job.begins(&id.shard)) || self.is_starting(&id.shard);
+        let heals = self.job.as_ref().is_some_and(|job| job.heals(&id.shard));
         let wanted = self.fleet.shard(&id.shard).map(polyfpm::core::shard::Shard::wanted);
         let now = self.now;
         let budget = self.knobs.timing.give_up_after;
@@ -202,7 +203,9 @@ impl World {
         promise(site.coming.is_none(), || format!("{id} is launched while another birth is on its way"))?;
         promise(wanted == Some(Wanted::Up), || format!("{id} is launched and {wanted:?} is wanted"))?;
         let serves = site.serving.is_some();
-        promise(serves == (sockets == Sockets::New), || format!("{id} is launched on {sockets:?}, another serves: {serves}"))?;
+        // A hung master's successor accepts what waits at the sockets of the one that does not.
+        let right = serves == (sockets == Sockets::New) || (serves && heals);
+        promise(right, || format!("{id} is launched on {sockets:?}, another serves: {serves}"))?;
         if asked && !serves {
             if site.halted {
                 site.failures = 0;
@@ -216,12 +219,12 @@ impl World {
             promise(site.failures == 0 || site.failures <= budget, || format!("{id} is launched after {} failures", site.failures))?;
         }
         let older = site.good.is_some_and(|good| good != site.version);
-        let expected = if site.suspect && older && !serves { Blueprint::LastGood } else { Blueprint::Current };
+        let expected = if site.suspect && older && sockets == Sockets::Held { Blueprint::LastGood } else { Blueprint::Current };
         promise(blueprint == expected, || format!("{id} is launched with {blueprint:?}, {expected:?} is right"))?;
         site.last = id.generation;
         site.coming = Some(id.generation);
         site.started = true;
-        if sockets == Sockets::New { self.roll_is_right(&id.shard) } else { Ok(()) }
+        if serves { self.roll_is_right(&id.shard) } else { Ok(()) }
     }
 
     fn switch_is_right(&mut self, id: &MasterId) -> Result<(), Fault> {

@@ -44,6 +44,7 @@ impl Fleet {
             (JobKind::Park | JobKind::Drain, _) => (Input::Park, TurnStep::Emptying),
             (JobKind::Unpark, _) => (Input::Start, TurnStep::Settling { rolled: Rolled::Yes }),
             (JobKind::Restart | JobKind::Apply | JobKind::Heal, _) => match shard.slot() {
+                Slot::Serving { .. } if *kind == JobKind::Heal => (Input::Heal, TurnStep::Settling { rolled: Rolled::Yes }),
                 Slot::Serving { .. } => (Input::Roll, TurnStep::Settling { rolled: Rolled::Yes }),
                 Slot::HandingOver { .. } | Slot::Starting(_) => (Input::Time, TurnStep::Settling { rolled: Rolled::NotYet }),
                 Slot::Empty | Slot::Pausing { .. } => (Input::Start, TurnStep::Settling { rolled: Rolled::Yes }),

@@ -31,21 +31,26 @@ impl Shard {
     }
 
     pub(super) fn begin_start(&mut self, now: Moment) -> Vec<Action> {
-        let blueprint = match self.blueprint {
-            BlueprintTrust::Suspect => Blueprint::LastGood,
-            BlueprintTrust::Trusted | BlueprintTrust::Untried => Blueprint::Current,
-        };
-        let (birth, actions) = self.conceive(Sockets::Held, blueprint, now);
+        let (birth, actions) = self.conceive(Sockets::Held, self.trusted_blueprint(), now);
         self.slot = Slot::Starting(birth);
         actions
     }
 
-    pub(super) fn roll(&mut self, now: Moment) -> Vec<Action> {
+    /// Gives the configuration for a master that nobody asked a change of.
+    pub(super) fn trusted_blueprint(&self) -> Blueprint {
+        match self.blueprint {
+            BlueprintTrust::Suspect => Blueprint::LastGood,
+            BlueprintTrust::Trusted | BlueprintTrust::Untried => Blueprint::Current,
+        }
+    }
+
+    /// Begins to hand the shard over to a new master.
+    pub(super) fn replace(&mut self, sockets: Sockets, blueprint: Blueprint, now: Moment) -> Vec<Action> {
         let Slot::Serving { generation, pid, since } = self.slot else { return Vec::new() };
         if self.wanted != Wanted::Up {
             return Vec::new();
         }
-        let (next, actions) = self.conceive(Sockets::New, Blueprint::Current, now);
+        let (next, actions) = self.conceive(sockets, blueprint, now);
         self.slot = Slot::HandingOver { generation, pid, since, next };
         actions
     }

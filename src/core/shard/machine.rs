@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::leaving::Leaving;
-use super::words::{Action, Input, Note, Sockets};
+use super::words::{Action, Blueprint, Input, Note, Sockets};
 use crate::model::ids::{Generation, MasterId, ShardId};
 use crate::model::time::Moment;
 
@@ -262,7 +262,8 @@ impl Shard {
     pub fn handle(&mut self, input: Input, now: Moment) -> Vec<Action> {
         match input {
             Input::Start => self.start(now),
-            Input::Roll => self.roll(now),
+            Input::Roll => self.replace(Sockets::New, Blueprint::Current, now),
+            Input::Heal => self.replace(Sockets::Held, self.trusted_blueprint(), now),
             Input::Park => self.leave_for(Wanted::Parked, now),
             Input::Retire => self.leave_for(Wanted::Retired, now),
             Input::Launched { generation, pid } => self.launched(generation, pid, now),

@@ -59,6 +59,8 @@ pub enum Input {
     Start,
     /// Replace the serving master by a new one.
     Roll,
+    /// Replace the serving master, which accepts nothing any more, on the sockets it has: what waits there is served then.
+    Heal,
     /// Be down, listeners held.
     Park,
     /// Be down for good.
