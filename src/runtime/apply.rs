@@ -51,7 +51,11 @@ impl Supervisor {
         }
         self.tasks.under_way = true;
         self.snapshot_dirty = true;
-        told(self.service.reloading());
+        // Before the first READY there is nothing to reload: the start goes on with what was read.
+        if self.phase == super::supervisor::Phase::Running {
+            self.reload_told = true;
+            told(self.service.reloading());
+        }
         let serving = self.serving_fingerprints();
         let input = ReadingInput {
             file: self.settings.file.clone(),
@@ -87,6 +91,9 @@ impl Supervisor {
             _ => None,
         };
         if self.phase == super::supervisor::Phase::Stopping {
+            if let Some(replies) = replies {
+                replies.refuse(ErrorCode::Stopping, "the supervisor is stopping");
+            }
             return;
         }
         let draft = match result {
@@ -98,13 +105,12 @@ impl Supervisor {
                 if let Some(replies) = replies {
                     replies.finish(refusal(&problems));
                 }
-                self.tell_ready();
+                self.tell_reloaded();
                 return;
             }
         };
         let order = self.adopt(draft);
         self.begin(order, replies);
-        self.tell_ready();
     }
 
     /// Makes a draft the present one and gives the job that brings what runs in line with it.

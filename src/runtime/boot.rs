@@ -104,11 +104,27 @@ pub fn run(file: &Path) -> Result<(), RunError> {
             serving: BTreeMap::new(),
             trials: Trials::None,
         };
-        let draft = draft::read(&children, &input).await.map_err(RunError::Problems)?;
-        let outcome = supervise(draft, children, signals).await;
-        drop(lock);
+        let outcome = match draft::read(&children, &input).await {
+            Ok(draft) => supervise(draft, children, signals).await,
+            Err(problems) => Err(RunError::Problems(problems)),
+        };
+        leave_instance(lock, &settings);
         outcome
     })
+}
+
+/// Removes what was made for the instance, as far as nothing of somebody else's is in it, and gives the lock up.
+fn leave_instance(lock: InstanceLock, settings: &Settings) {
+    let directory = &settings.runtime_directory;
+    let emptied = |path: &Path| std::fs::remove_dir(path).is_ok();
+    emptied(&directory.join("m"));
+    if settings.listen.directory.starts_with(directory) {
+        emptied(&settings.listen.directory);
+    }
+    if let Err(error) = lock.give_up(&directory.join("lock")) {
+        tracing::warn!(error = %super::chain(&error), "lock file was not removed");
+    }
+    emptied(directory);
 }
 
 /// Makes the runtime directory and takes the lock in it.
@@ -217,6 +233,9 @@ impl Supervisor {
             health: HealthBook::default(),
             nginx: NginxBook::new(),
             call: None,
+            stops: Vec::new(),
+            status_told: String::new(),
+            reload_told: false,
             drained: BTreeSet::new(),
             pending: Pending::Nothing,
             phase: Phase::Booting,
@@ -336,6 +355,7 @@ impl Supervisor {
             self.snapshot_due = now.after(SNAPSHOT_PERIOD);
             self.publish_snapshot();
             self.write_state();
+            self.tell_status();
         }
     }
 
@@ -365,12 +385,36 @@ impl Supervisor {
     }
 
     /// Tells the service manager that the instance serves, and how many shards of it do.
-    pub(super) fn tell_ready(&self) {
+    fn tell_ready(&mut self) {
+        self.status_told = self.status_text();
+        told(self.service.ready(&self.status_told));
+    }
+
+    /// Tells the service manager that the reload it was told of is over, once what was read serves or was refused.
+    pub(super) fn tell_reloaded(&mut self) {
+        if std::mem::take(&mut self.reload_told) {
+            self.tell_ready();
+        }
+    }
+
+    /// Tells the service manager when the number of serving shards is another one.
+    fn tell_status(&mut self) {
+        if self.phase != Phase::Running {
+            return;
+        }
+        let text = self.status_text();
+        if text != self.status_told {
+            told(self.service.status(&text));
+            self.status_told = text;
+        }
+    }
+
+    fn status_text(&self) -> String {
         let total = self.draft.blueprints.len();
         let serving = self.fleet.shards().filter(|shard| shard.serving().is_some()).count();
         let kept_out = self.draft.plan.quarantined.len();
         let bad = if kept_out == 0 { String::new() } else { format!(", {kept_out} pools kept out") };
-        told(self.service.ready(&format!("{serving} of {total} shards serve{bad}")));
+        format!("{serving} of {total} shards serve{bad}")
     }
 
     fn next_wake(&self) -> Duration {
@@ -395,9 +439,7 @@ impl Supervisor {
             self.sockets.unpublish(&endpoint);
         }
         self.held.clear();
-        if let Some(call) = self.call.take()
-            && let Some(replies) = call.replies
-        {
+        for replies in self.stops.drain(..) {
             replies.finish(crate::model::wire::Reply::Done { message: "stopped".to_owned(), shards: Vec::new() });
         }
         let masters = self.settings.runtime_directory.join("m");

@@ -27,8 +27,6 @@ pub(super) enum Followed {
     Job(u64),
     /// The reading that precedes an apply.
     Reading,
-    /// The supervisor's end.
-    Stop,
 }
 
 /// What has to be done when the job under way has ended: signals cannot be refused, so they wait.
@@ -88,7 +86,7 @@ impl Supervisor {
                 self.one_shard(JobKind::Unpark, shard, nginx, replies);
             }
             Command::Stop => {
-                self.call = Some(ActiveCall { replies: Some(replies), what: Followed::Stop });
+                self.stops.push(replies);
                 self.stop();
             }
             Command::Reopen => {
@@ -237,6 +235,9 @@ impl Supervisor {
             reply(call.replies, answer);
         }
         self.fleet.forget_gone();
+        if kind == JobKind::Apply {
+            self.tell_reloaded();
+        }
     }
 
     /// Does what signals asked for while a job was under way.

@@ -150,7 +150,7 @@ impl Supervisor {
         };
         let config = directory.join("php-fpm.conf");
         write_private(&config, &blueprint.config)?;
-        let errors = open_errors(&directory.join("errors.log"))?;
+        let errors = Arc::new(OwnedFd::from(open_errors(&directory.join("errors.log"))?));
         let names: Vec<(String, i32)> = set
             .iter()
             .map(|held| (socket_key(&held.plan), held.listener.fd.as_raw_fd()))
@@ -162,7 +162,8 @@ impl Supervisor {
             .environment(master_environment(blueprint, &names, notify.as_ref()))
             .session(Session::New);
         command = match blueprint.stderr {
-            StderrChoice::File => command.stdout(Output::Null).stderr(Output::file(errors)),
+            // Errors of PHP's own start, such as a preload script that is missing, go to standard output.
+            StderrChoice::File => command.stdout(Output::File(Arc::clone(&errors))).stderr(Output::File(errors)),
             StderrChoice::Inherit => command.stdout(Output::Inherit).stderr(Output::Inherit),
         };
         for fd in set.iter().map(|held| &held.listener.fd).chain(status.iter().map(|socket| &socket.fd)) {

@@ -48,12 +48,13 @@ pub(super) struct Master {
 }
 
 impl Master {
-    /// Gives the last lines it wrote to its standard error, without php-fpm's time stamps.
+    /// Gives the last lines of complaint it wrote to its standard output and error, without php-fpm's time stamps.
     pub(super) fn last_words(&self) -> Vec<String> {
-        tail(&self.errors_path()).map(|text| text.lines().map(without_stamp).filter(|line| !line.is_empty()).collect()).unwrap_or_default()
+        let text = tail(&self.errors_path()).unwrap_or_default();
+        text.lines().map(plain_line).filter(|line| !line.is_empty() && !line.starts_with("NOTICE: ")).collect()
     }
 
-    /// Gives the file of its standard error.
+    /// Gives the file of its standard output and error.
     pub(super) fn errors_path(&self) -> PathBuf {
         self.directory.join("errors.log")
     }
@@ -107,8 +108,29 @@ fn tail(path: &Path) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// `[30-Nov-2026 21:00:00] ERROR: …` without the stamp.
-fn without_stamp(line: &str) -> String {
+/// `[30-Nov-2026 21:00:00] ERROR: …` without the stamp; `<b>Fatal error</b>: …` without the marks that PHP sets where
+/// `html_errors` is on.
+fn plain_line(line: &str) -> String {
     let rest = line.strip_prefix('[').and_then(|rest| rest.split_once("] ")).map_or(line, |(_, rest)| rest);
-    rest.trim().to_owned()
+    let plain = ["<br />", "<b>", "</b>"].iter().fold(rest.to_owned(), |text, mark| text.replace(mark, ""));
+    plain.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_php_fpm_says_is_told_plainly() {
+        for (line, plain) in [
+            ("[30-Nov-2026 21:00:00] ERROR: failed to open error_log (/x)", "ERROR: failed to open error_log (/x)"),
+            (
+                "<b>Fatal error</b>:  Failed opening required 'x' in <b>Unknown</b> on line <b>0</b><br />",
+                "Fatal error: Failed opening required 'x' in Unknown on line 0",
+            ),
+            ("<br />", ""),
+        ] {
+            assert_eq!(plain_line(line), plain);
+        }
+    }
 }

@@ -8,10 +8,11 @@ use super::supervisor::Supervisor;
 use crate::edge::fastcgi;
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::MasterId;
+use crate::model::pool::ProcessManager;
 use crate::model::settings::Warmup;
 
-/// How many pools of a master are asked: each question wakes a worker of that pool (P31), and a master that answers for
-/// this many serves the others by the same loop.
+/// How many pools of a master are asked: each question wakes a worker of that pool's user (P31), and a master that answers
+/// for this many serves the others by the same loop. On-demand pools are left asleep (P32) where there are others.
 const POOLS_ASKED: usize = 16;
 
 impl Supervisor {
@@ -21,7 +22,7 @@ impl Supervisor {
         let events = self.events.clone();
         let id = id.clone();
         let Some(master) = self.masters.get_mut(&id) else { return };
-        let questions: Vec<(StatusPoint, PathBuf)> =
+        let mut questions: Vec<(StatusPoint, PathBuf)> =
             master.blueprint.status.iter().filter_map(|point| Some((point.clone(), master.status_of(&point.pool)?.to_owned()))).collect();
         let warmups: Vec<(Warmup, PathBuf)> = master
             .blueprint
@@ -32,6 +33,9 @@ impl Supervisor {
                 Some((warmup.clone(), point.1.clone()))
             })
             .collect();
+        let on_demand = |point: &StatusPoint| self.draft.plan.pool(&point.pool).is_some_and(|pool| pool.pm == ProcessManager::Ondemand);
+        let awake = questions.iter().take_while(|(point, _)| !on_demand(point)).count();
+        questions.truncate(awake.clamp(1, POOLS_ASKED));
         let task = tokio::task::spawn_local(async move {
             let result = prove(&questions, &warmups, timeout).await;
             super::tell(&events, Event::Proven { master: id, result }).await;
@@ -41,7 +45,7 @@ impl Supervisor {
 }
 
 async fn prove(questions: &[(StatusPoint, PathBuf)], warmups: &[(Warmup, PathBuf)], timeout: std::time::Duration) -> Result<(), String> {
-    for (point, path) in questions.iter().take(POOLS_ASKED) {
+    for (point, path) in questions {
         let target = Endpoint::Unix(path.clone());
         if let Err(error) = fastcgi::ping(&target, &point.ping_path, &point.ping_response, timeout).await {
             return Err(format!("pool {} did not answer its ping: {}", point.pool, super::chain(&error)));

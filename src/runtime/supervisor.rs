@@ -22,6 +22,7 @@ use super::quiet::QuietWatch;
 use super::sockets::{Held, SocketSet, Sockets};
 use crate::core::fleet::{Fleet, FleetAction};
 use crate::core::shard::{self, Action, Input, Signal, Slot, Target};
+use crate::edge::control::replies::ReplySink;
 use crate::edge::service::Service;
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::{MasterId, ShardId};
@@ -59,6 +60,12 @@ pub(super) struct Supervisor {
     pub(super) health: HealthBook,
     pub(super) nginx: NginxBook,
     pub(super) call: Option<ActiveCall>,
+    /// Those who asked for the stop and wait for its end.
+    pub(super) stops: Vec<ReplySink>,
+    /// What the service manager was last told of the shards.
+    pub(super) status_told: String,
+    /// Whether it was told of a reload that is not over.
+    pub(super) reload_told: bool,
     /// Shards that were drained: the upstream does not name them.
     pub(super) drained: BTreeSet<ShardId>,
     pub(super) pending: super::calls::Pending,

@@ -1,21 +1,24 @@
 //! One supervisor per instance.
 //!
 //! Owns the lock file of an instance. The lock belongs to the open file and ends with its last holder, however that
-//! died; the pid inside only tells a person who holds it. The file is never removed: a supervisor that had just opened
-//! it would then lock something nobody else sees.
+//! died; the pid inside only tells a person who holds it. Whoever holds it may remove the file at its end, so whoever took
+//! a lock looks whether the path still leads to it: a file that was removed in between is locked by nobody else.
 //!
 //! Source: flock(2), which `File::try_lock` uses.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use nix::unistd::Pid;
 
 /// A pid has at most ten digits; more than this is no pid.
 const PID_BYTES: u64 = 32;
+
+/// The directory may vanish between its making and the file's, when the last supervisor leaves just then; not so often.
+const TRIES: u32 = 10;
 
 /// Says why the lock was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -54,12 +57,43 @@ impl InstanceLock {
     /// `Held` when another process has it, `Io` when the file cannot be opened or written.
     pub fn take(path: &Path) -> Result<Self, LockError> {
         let failed = |source| LockError::Io { path: path.to_owned(), source };
-        if let Some(directory) = path.parent() {
-            DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
-        }
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o644).custom_flags(libc::O_NOFOLLOW);
-        Self::lock(options.open(path).map_err(failed)?, path)
+        let mut tries = 0;
+        loop {
+            if let Some(directory) = path.parent() {
+                DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
+            }
+            tries += 1;
+            match options.open(path) {
+                Ok(file) => {
+                    let lock = Self::lock(file, path)?;
+                    if lock.is_at(path) {
+                        return Ok(lock);
+                    }
+                }
+                Err(source) if source.kind() == io::ErrorKind::NotFound && tries < TRIES => {}
+                Err(source) => return Err(failed(source)),
+            }
+        }
+    }
+
+    fn is_at(&self, path: &Path) -> bool {
+        match (self.0.metadata(), std::fs::symlink_metadata(path)) {
+            (Ok(ours), Ok(there)) => (ours.dev(), ours.ino()) == (there.dev(), there.ino()),
+            (Err(_), _) | (_, Err(_)) => false,
+        }
+    }
+
+    /// Gives the right up and removes the file, if it is still at `path`.
+    ///
+    /// # Errors
+    /// It cannot be removed; the right is given up all the same.
+    pub fn give_up(self, path: &Path) -> Result<(), LockError> {
+        if self.is_at(path) {
+            std::fs::remove_file(path).map_err(|source| LockError::Io { path: path.to_owned(), source })?;
+        }
+        Ok(())
     }
 
     /// Goes on holding a lock that was kept open while we executed ourselves again.
@@ -115,6 +149,24 @@ mod tests {
     use super::*;
     use crate::sys::children::{Children, Exit, Subreaper};
     use crate::sys::spawn::Command;
+
+    #[test]
+    fn a_lock_that_was_given_up_leaves_nothing_and_is_no_lock_for_those_who_waited() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let first = InstanceLock::take(&path).unwrap();
+        // Somebody opened the file just before it was removed.
+        let opened = File::options().read(true).write(true).open(&path).unwrap();
+        first.give_up(&path).unwrap();
+        assert!(!path.exists());
+        let stale = InstanceLock::lock(opened, &path).unwrap();
+        assert!(!stale.is_at(&path), "nobody else sees this lock");
+        let second = InstanceLock::take(&path).unwrap();
+        assert!(second.is_at(&path));
+        stale.give_up(&path).unwrap();
+        assert!(path.exists(), "another's file is left alone");
+        assert!(matches!(InstanceLock::take(&path), Err(LockError::Held { .. })));
+    }
 
     #[test]
     fn the_second_is_told_who_is_the_first() {
