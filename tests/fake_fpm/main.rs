@@ -6,8 +6,9 @@
 //! | line | what it does |
 //! |---|---|
 //! | (none) | runs the real php-fpm in its place |
-//! | `no-notify` | runs the real php-fpm without telling it of `NOTIFY_SOCKET`, as one built without systemd behaves |
-//! | `php-7.4` | says it is 7.4 and refuses `pm.status_listen`, as versions before 8.0 do; runs the real one without notify |
+//! | `no-notify` | is built without systemd: refuses `systemd_interval`, runs the real php-fpm without its `NOTIFY_SOCKET` |
+//! | `php-7.4` | is 7.4, built without systemd: refuses `pm.status_listen`, too |
+//! | `php-7.4-systemd` | is 7.4, built with systemd |
 //! | `hangs-on-test` | never ends when asked to test a configuration |
 //! | `serves` | answers FastCGI itself, tells READY |
 //! | `never-ready` | lives and tells nothing |
@@ -64,10 +65,12 @@ fn main() -> ExitCode {
         wait_for_signal(&signals(), FOR_EVER);
         return ExitCode::SUCCESS;
     }
-    if mode.has("php-7.4") && asks(&["-v", "--version", "-i", "--info"]) {
+    let old = mode.has("php-7.4") || mode.has("php-7.4-systemd");
+    let silent = mode.has("no-notify") || mode.has("php-7.4");
+    if old && asks(&["-v", "--version", "-i", "--info"]) {
         return say_that_it_is_old(&arguments);
     }
-    if mode.has("php-7.4") && refuses(&arguments) {
+    if (old && refuses(&arguments, "pm.status_listen")) || (silent && refuses(&arguments, "systemd_interval")) {
         return ExitCode::from(78);
     }
     let acts = ["serves", "never-ready", "no-heartbeat", "exits", "dies-after-ready", "slow-exit", "ignores-quit", "ignores-term"];
@@ -75,7 +78,7 @@ fn main() -> ExitCode {
         return act(&mode, &arguments);
     }
     let mut real = Command::new(real_php_fpm());
-    if mode.has("no-notify") || mode.has("php-7.4") {
+    if silent {
         real.env_remove("NOTIFY_SOCKET");
     }
     let failed = real.args(&arguments).exec();
@@ -108,12 +111,12 @@ fn say_that_it_is_old(arguments: &[String]) -> ExitCode {
 }
 
 /// Tells whether the configuration has a key that this version does not know, and says so as php-fpm does.
-fn refuses(arguments: &[String]) -> bool {
+fn refuses(arguments: &[String], key: &str) -> bool {
     let Some(config) = configuration(arguments) else { return false };
     let text = std::fs::read_to_string(&config).unwrap_or_default();
-    let line = text.lines().position(|line| line.trim_start().starts_with("pm.status_listen"));
+    let line = text.lines().position(|line| line.trim_start().starts_with(key));
     if let Some(line) = line {
-        eprintln!("[30-Nov-2026 12:00:00] ERROR: [{}:{}] unknown entry 'pm.status_listen'", config.display(), line + 1);
+        eprintln!("[30-Nov-2026 12:00:00] ERROR: [{}:{}] unknown entry '{key}'", config.display(), line + 1);
         eprintln!("[30-Nov-2026 12:00:00] ERROR: failed to load configuration file '{}'", config.display());
         eprintln!("[30-Nov-2026 12:00:00] ERROR: FPM initialization failed");
     }

@@ -12,6 +12,7 @@ mod bench;
 mod contract;
 mod fake;
 mod honesty;
+mod life;
 mod nginx_include;
 mod poolfiles;
 mod promise;

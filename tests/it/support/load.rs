@@ -100,11 +100,12 @@ impl Load {
             let client = Client { port: nginx.port(), sender: None, dropped: 0 };
             lanes.push(Lane { name: format!("{run}-{number}"), route: route.to_owned(), job, client, stop: Arc::clone(&stop) });
         }
+        let started = Instant::now();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime for the load");
-            runtime.block_on(all(lanes))
+            runtime.block_on(all(lanes, started))
         });
-        Self { stop, thread: Some(thread), logs, started: Instant::now() }
+        Self { stop, thread: Some(thread), logs, started }
     }
 
     /// Lets the load run on for a while.
@@ -133,8 +134,7 @@ impl Drop for Load {
     }
 }
 
-async fn all(lanes: Vec<Lane>) -> (Vec<Sample>, u32) {
-    let start = Instant::now();
+async fn all(lanes: Vec<Lane>, start: Instant) -> (Vec<Sample>, u32) {
     let tasks: Vec<_> = lanes.into_iter().map(|lane| tokio::spawn(lane.work(start))).collect();
     let (mut samples, mut dropped) = (Vec::new(), 0);
     for task in tasks {

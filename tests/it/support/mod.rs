@@ -22,7 +22,7 @@ pub(crate) use load::{Clients, Extra, Load};
 pub(crate) use master::{Listener, Master, MasterPlan, php_fpm, pool_lines};
 pub(crate) use nginx::{Nginx, Route, Site, Upstream, unix_pass};
 pub(crate) use process::{alive, children, run, stat};
-pub(crate) use sandbox::{FakeFpm, Sandbox, Shard};
+pub(crate) use sandbox::{FakeFpm, Sandbox, Shard, binary, until_shards};
 pub(crate) use verdict::{Kind, Report};
 
 /// 10 ms: short against every deadline, long against the cost of a look.

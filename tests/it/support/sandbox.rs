@@ -1,7 +1,6 @@
 //! polyfpm as an operator runs it: a settings file, php-fpm.conf with pool files, NGINX, and the command line.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -30,6 +29,12 @@ pub(crate) struct Shard {
     pub(crate) pid: Option<i32>,
     pub(crate) cpus: Option<String>,
     pub(crate) verdict: String,
+    #[serde(default)]
+    pub(crate) reason: Option<String>,
+    #[serde(default)]
+    pub(crate) workers_busy: Option<u32>,
+    #[serde(default)]
+    pub(crate) failures: u32,
     #[serde(default)]
     pub(crate) pools: Vec<String>,
 }
@@ -85,11 +90,7 @@ impl Sandbox {
     /// Sets a key of the settings, and writes the file.
     pub(crate) fn set(&mut self, table: &str, key: &str, value: impl Into<toml::Value>) {
         self.settings.entry(table.to_owned()).or_default().insert(key.to_owned(), value.into());
-        let mut text = String::new();
-        for (table, keys) in &self.settings {
-            let keys = toml::to_string(keys).expect("plain values");
-            writeln!(text, "[{table}]\n{keys}").expect("writing to a string");
-        }
+        let text = toml::to_string(&self.settings).expect("plain values");
         self.ground.write("web.toml", &text);
     }
 
@@ -149,9 +150,14 @@ impl Sandbox {
 
     /// Starts the supervisor and waits for nothing.
     pub(crate) fn launch(&mut self) {
+        self.launch_with(&[]);
+    }
+
+    /// Starts the supervisor with these variables in its environment and waits for nothing.
+    pub(crate) fn launch_with(&mut self, environment: &[(&str, &str)]) {
         let settings = self.ground.text("web.toml");
         let arguments = ["run", "-c", settings.as_str()];
-        self.supervisor = Some(Running::start(&binary(), &arguments, &[], &self.ground.path("log/polyfpm.out")));
+        self.supervisor = Some(Running::start(&binary(), &arguments, environment, &self.ground.path("log/polyfpm.out")));
     }
 
     /// Waits until every shard that has pools serves.
@@ -242,7 +248,21 @@ impl Sandbox {
         assert!(sockets.is_empty(), "left behind by polyfpm: {sockets:#?}");
     }
 
-    fn log_tail(&self) -> String {
+    /// Waits for the supervisor's end, which must be in order, and leaves NGINX running.
+    #[track_caller]
+    pub(crate) fn ends(&mut self) {
+        let code = self.supervisor().exit_code(STOPPED_WITHIN);
+        self.supervisor = None;
+        assert_eq!(code, 0, "polyfpm's exit code:\n{}", self.log_tail());
+        let left: Vec<_> = self.ground.population().into_iter().filter(|(_, what)| !what.contains("nginx")).collect();
+        assert!(left.is_empty(), "left alive by polyfpm: {left:#?}");
+        let sockets = self.ground.socket_files();
+        assert!(sockets.is_empty(), "left behind by polyfpm: {sockets:#?}");
+        assert!(!self.ground.path("run/polyfpm").exists(), "the runtime directory was left behind");
+    }
+
+    /// Gives the end of the supervisor's log.
+    pub(crate) fn log_tail(&self) -> String {
         let log = self.ground.read("log/polyfpm.out");
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(40)..].join("\n")
@@ -263,7 +283,8 @@ impl Drop for Sandbox {
     }
 }
 
-fn binary() -> PathBuf {
+/// Gives our own program.
+pub(crate) fn binary() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_polyfpm"))
 }
 
