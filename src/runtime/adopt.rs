@@ -171,6 +171,11 @@ impl Supervisor {
             shards.entry(id.shard.clone()).or_default().push((id.generation, pid));
         }
         if let Some(instance) = instance {
+            // A shard that nobody serves has no master to be found by.
+            let planned = instance.shards.iter().filter(|shard| self.draft.blueprints.contains_key(&shard.shard));
+            for shard in planned {
+                shards.entry(shard.shard.clone()).or_default();
+            }
             self.nginx.restore(instance.names.iter().cloned().collect());
             self.drained = instance.shards.iter().filter(|shard| shard.drained).map(|shard| shard.shard.clone()).collect();
         }
@@ -188,6 +193,23 @@ impl Supervisor {
             };
             let actions = self.fleet.adopt(&id, &adopted, now);
             self.carry_out(actions);
+        }
+        self.restore_lent();
+    }
+
+    /// Recognises adopted listeners at the paths of siblings, to which they were lent (design, rule 9).
+    fn restore_lent(&mut self) {
+        let files: Vec<FileId> =
+            self.masters.values().flat_map(|master| &master.sockets).filter_map(|held| held.listener.file_id()).collect();
+        let placements = self.draft.plan.shards.iter().flat_map(|shard| &shard.placements);
+        let lent = placements.filter_map(|placement| {
+            let endpoint = &placement.listener.endpoint;
+            let path = endpoint.path()?;
+            let file = files.iter().find(|file| crate::sys::listener::still_ours(path, **file))?;
+            Some((endpoint.clone(), *file))
+        });
+        for (endpoint, file) in lent.collect::<Vec<_>>() {
+            self.sockets.restore_lent(&endpoint, file);
         }
     }
 

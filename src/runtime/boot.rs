@@ -21,7 +21,7 @@ use super::quiet::QUIET_POLL;
 use super::sockets::Sockets;
 use super::supervisor::{Phase, Supervisor};
 use crate::core::fleet::Fleet;
-use crate::core::shard::{Input, Slot, Wanted};
+use crate::core::shard::{Input, Shard, Slot, Wanted};
 use crate::edge::control::server::{Call, ControlError, Server};
 use crate::edge::service::{Service, ServiceError};
 use crate::edge::{log, settings as settings_file};
@@ -364,7 +364,10 @@ impl Supervisor {
         if self.phase != Phase::Booting {
             return;
         }
-        let settled = self.fleet.shards().all(|shard| matches!(shard.slot(), Slot::Serving { .. }) || shard.failures() > 0);
+        // Of an earlier supervisor's shards some may be parked, or be in no plan any more.
+        let is_wanted = |shard: &Shard| shard.wanted() == Wanted::Up && self.draft.blueprints.contains_key(shard.id());
+        let is_settled = |shard: &Shard| matches!(shard.slot(), Slot::Serving { .. }) || shard.failures() > 0;
+        let settled = self.fleet.shards().all(|shard| !is_wanted(shard) || is_settled(shard));
         if settled {
             self.phase = Phase::Running;
             tracing::info!(took_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX), "instance serving");

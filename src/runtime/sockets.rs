@@ -90,6 +90,8 @@ pub(super) struct Sockets {
     published: BTreeMap<Endpoint, Published>,
     groups: BTreeMap<SocketAddr, ReuseportGroup<MasterId>>,
     retiring: BTreeSet<Endpoint>,
+    /// Paths that an earlier supervisor lent, with the sibling's file that stands there.
+    found_lent: BTreeMap<Endpoint, FileId>,
 }
 
 impl Sockets {
@@ -150,6 +152,7 @@ impl Sockets {
             listener::publish(&held.listener, path, expected).map_err(|source| publish_error(&held.plan, source))?;
         }
         self.retiring.remove(&held.plan.endpoint);
+        self.found_lent.remove(&held.plan.endpoint);
         let published = Published { listener: Arc::clone(&held.listener), handover: held.plan.handover, lent: None };
         self.published.insert(held.plan.endpoint.clone(), published);
         Ok(())
@@ -157,6 +160,7 @@ impl Sockets {
 
     fn expected(&self, endpoint: &Endpoint) -> Expected {
         let standing = self.published.get(endpoint).and_then(|published| published.lent.or_else(|| published.listener.file_id()));
+        let standing = standing.or_else(|| self.found_lent.get(endpoint).copied());
         standing.map_or(Expected::Free, Expected::Ours)
     }
 
@@ -251,8 +255,9 @@ impl Sockets {
     /// Takes an endpoint out of use: who connects now is refused, who waits is served by whoever holds the listener.
     pub(super) fn unpublish(&mut self, endpoint: &Endpoint) {
         self.retiring.remove(endpoint);
-        let Some(published) = self.published.remove(endpoint) else { return };
-        if let (Endpoint::Unix(path), Some(file)) = (endpoint, published.lent.or_else(|| published.listener.file_id()))
+        let published = self.published.remove(endpoint).and_then(|published| published.lent.or_else(|| published.listener.file_id()));
+        let found_lent = self.found_lent.remove(endpoint);
+        if let (Endpoint::Unix(path), Some(file)) = (endpoint, published.or(found_lent))
             && let Err(error) = listener::unpublish(path, file)
         {
             tracing::warn!(endpoint = %endpoint, error = %error, "socket file was not removed");
@@ -291,7 +296,14 @@ impl Sockets {
 
     /// Gives every public endpoint.
     pub(super) fn endpoints(&self) -> Vec<Endpoint> {
-        self.published.keys().cloned().collect()
+        self.published.keys().chain(self.found_lent.keys()).cloned().collect()
+    }
+
+    /// Notes that a sibling's file stands at the path of a shard without a master, as an earlier supervisor left it.
+    pub(super) fn restore_lent(&mut self, endpoint: &Endpoint, file: FileId) {
+        if !self.published.contains_key(endpoint) {
+            self.found_lent.insert(endpoint.clone(), file);
+        }
     }
 
     /// Gives the path of a shard without a master to a living sibling (design, rule 9).

@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::{split, unchanged};
-use crate::support::{Clients, Load, Sandbox, within};
+use crate::support::{Clients, Load, Sandbox, eventually, within};
 
 /// Kills the supervisor and starts another one.
 fn replace(host: &mut Sandbox) {
@@ -62,6 +62,25 @@ fn shared_sockets_are_adopted_too() {
     replace(&mut host);
     host.does(&["restart"]);
     load.finish(host.ground()).assert_nothing_lost(100);
+    host.stop();
+}
+
+#[test]
+fn a_parked_shard_stays_parked_and_its_lent_path_comes_back() {
+    let mut host = split(8);
+    host.does(&["park", "default/2"]);
+    let load = Load::start(host.ground(), host.nginx(), "www", Clients::one_each(4), &[]);
+    host.signal(Signal::SIGKILL);
+    host.supervisor().wait(Duration::from_secs(5));
+    host.launch();
+    let verdicts = |host: &Sandbox| host.shards().iter().map(|shard| (shard.verdict.clone(), shard.generation)).collect::<Vec<_>>();
+    eventually(Duration::from_secs(10), "the new supervisor answers", || (host.polyfpm(&["status"]).code == 0).then_some(()));
+    eventually(Duration::from_secs(10), "the first shard serves", || (verdicts(&host)[0].0 == "ready").then_some(()));
+    assert_eq!(verdicts(&host), [("ready".to_owned(), 1), ("parked".to_owned(), 1)]);
+    host.does(&["unpark", "default/2"]);
+    assert_eq!(verdicts(&host), [("ready".to_owned(), 1), ("ready".to_owned(), 2)]);
+    let report = load.finish(host.ground());
+    report.assert_nothing_lost(50);
     host.stop();
 }
 
