@@ -95,13 +95,17 @@ pub async fn read(children: &Children, input: &ReadingInput) -> DraftResult {
         let problem = Problem::error(super::chain(error)).at(&input.file, 0);
         [problems, &[problem.remedy("set php.binary and php.config to those of this installation")]].concat()
     };
-    let mut build = fpm::probe(&tool).await.map_err(|error| refused(&problems, &error))?;
-    let found = fpm::read_files(&tool, &mut build).await.map_err(|error| refused(&problems, &error))?;
+    let files = async {
+        let mut build = fpm::probe(&tool).await.map_err(|error| refused(&problems, &error))?;
+        let found = fpm::read_files(&tool, &mut build).await.map_err(|error| refused(&problems, &error))?;
+        Ok::<_, Vec<Problem>>((build, found))
+    };
+    let (files, nginx, installation) = tokio::join!(files, probe_nginx(children, &settings), fpm::installation(&tool));
+    let (build, found) = files?;
     problems.extend(found.reading.problems.iter().chain(&found.reading.further).cloned());
     if found.reading.problems.iter().any(|problem| problem.severity == Severity::Error) {
         return Err(problems);
     }
-    let (nginx, installation) = tokio::join!(probe_nginx(children, &settings), fpm::installation(&tool));
     let installation = installation.map_err(|error| refused(&problems, &error))?;
     problems.extend(nginx.iter().flat_map(|state| state.problems.iter().cloned()));
     let watched = [found.watched, installation.watched.clone(), vec![input.file.clone()]].concat();

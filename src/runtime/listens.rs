@@ -1,23 +1,25 @@
 //! What each pool's `listen` means on this host: where, for whom.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
 use crate::model::endpoint::Endpoint;
 use crate::model::host::ResolvedListen;
 use crate::model::ids::PoolName;
-use crate::model::pool::{Pool, PoolFiles, Quarantined};
+use crate::model::listen::Access;
+use crate::model::pool::{ListenNames, Pool, PoolFiles, Quarantined};
 use crate::model::problem::Problem;
 use crate::sys::directory;
-use crate::sys::proc::Proc;
-use crate::sys::users;
+use crate::sys::proc::{Mounts, Proc};
+use crate::sys::users::{self, UserError};
 
 /// Resolves every pool's listen; pools for which that fails are kept out, each with its reason.
 pub(super) fn resolve_all(files: &PoolFiles, prefix: &Path) -> (BTreeMap<PoolName, ResolvedListen>, Vec<Quarantined>) {
     let (mut listens, mut bad) = (BTreeMap::new(), Vec::new());
+    let mut host = HostView { mounts: Proc::default().mounts().ok(), names: HashMap::new() };
     for pool in &files.pools {
-        match resolve(pool, prefix) {
+        match resolve(pool, prefix, &mut host) {
             Ok(resolved) => {
                 listens.insert(pool.name.clone(), resolved);
             }
@@ -31,13 +33,31 @@ pub(super) fn resolve_all(files: &PoolFiles, prefix: &Path) -> (BTreeMap<PoolNam
     (listens, bad)
 }
 
-fn resolve(pool: &Pool, prefix: &Path) -> Result<ResolvedListen, Problem> {
+/// What a thousand pools ask the host for, asked once.
+struct HostView {
+    mounts: Option<Mounts>,
+    /// Who may connect, by the names of owner, group and the rest: most pools have the same.
+    names: HashMap<ListenNames, Access>,
+}
+
+impl HostView {
+    fn access(&mut self, names: &ListenNames) -> Result<Access, Vec<UserError>> {
+        if let Some(known) = self.names.get(names) {
+            return Ok(known.clone());
+        }
+        let access = users::access(names)?;
+        self.names.insert(names.clone(), access.clone());
+        Ok(access)
+    }
+}
+
+fn resolve(pool: &Pool, prefix: &Path, host: &mut HostView) -> Result<ResolvedListen, Problem> {
     let endpoint = endpoint(pool, prefix)?;
-    let access = users::access(&pool.listen_names).map_err(|errors| {
+    let access = host.access(&pool.listen_names).map_err(|errors| {
         let texts: Vec<String> = errors.iter().map(|error| super::chain(error)).collect();
         Problem::error(texts.join("; ")).remedy("name users and groups that exist on this host")
     })?;
-    let mounted_as = endpoint.path().and_then(|path| Proc::default().socket_mounted_elsewhere(path).ok().flatten());
+    let mounted_as = endpoint.path().and_then(|path| Some(host.mounts.as_ref()?.of_file(path)?.to_owned()));
     Ok(ResolvedListen { endpoint, access, mounted_as })
 }
 

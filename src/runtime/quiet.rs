@@ -9,6 +9,7 @@
 //! - it is still public and the shard is being parked: at once, the listener stays held and its queue waits (P4);
 //! - it is still public because NGINX names it, or because another shard will take its path: *detained* until that is done.
 
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,9 @@ use super::supervisor::Supervisor;
 use crate::core::shard::{Input, Quieting, Slot};
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::{MasterId, PoolName};
+use crate::model::snapshot::QueueDepth;
 use crate::model::time::Moment;
+use crate::sys::listener::Listener;
 use crate::sys::proc::Proc;
 use crate::sys::sock_diag;
 
@@ -63,9 +66,10 @@ impl Supervisor {
     fn withdraw_all(&mut self, id: &MasterId) {
         let Some(master) = self.masters.get(id) else { return };
         let set = master.sockets.clone();
+        let others = self.served_by_others(id);
         self.held.remove(&id.shard);
         for held in &set {
-            if self.sockets.is_public(held) && !self.served_by_another(held, id) {
+            if self.sockets.is_public(held) && !others.contains(&Arc::as_ptr(&held.listener)) {
                 self.drop_endpoint(&held.plan.endpoint);
             }
         }
@@ -97,37 +101,43 @@ impl Supervisor {
         self.quiet.extend(keep);
     }
 
+    /// Looks at all listeners of a generation with at most two dumps: it may have thousands.
     fn look(&self, watch: &QuietWatch) -> Option<Look> {
         let master = self.masters.get(&watch.master)?;
-        let age = self.now() - watch.since;
-        master.sockets.iter().map(|held| self.look_at(held, watch, age)).max().or(Some(Look::Quiet))
-    }
-
-    fn look_at(&self, held: &Held, watch: &QuietWatch, age: Duration) -> Look {
-        if self.served_by_another(held, &watch.master) {
-            return Look::Quiet;
+        let others = self.served_by_others(&watch.master);
+        let (public, alone): (Vec<&Held>, Vec<&Held>) = master
+            .sockets
+            .iter()
+            .filter(|held| !others.contains(&Arc::as_ptr(&held.listener)))
+            .partition(|held| self.sockets.is_public(held));
+        if waiting_in(&alone) || self.may_be_used_again(&alone, watch) {
+            return Some(Look::Waiting);
         }
-        if self.sockets.is_public(held) {
-            return match watch.why {
-                Quieting::Parked => Look::Quiet,
-                Quieting::Replaced | Quieting::Retired => Look::Detained,
-            };
-        }
-        if queue_of(held) > 0 {
-            return Look::Waiting;
-        }
-        let patience = self.keepalive_wait(&held.plan.pool);
-        if age >= patience || self.accepted_of(held, &watch.master) == 0 { Look::Quiet } else { Look::Waiting }
-    }
-
-    /// Tells whether a serving master other than `id` accepts on the same socket.
-    fn served_by_another(&self, held: &Held, id: &MasterId) -> bool {
-        self.masters.values().any(|other| {
-            other.id != *id
-                && other.alive
-                && self.is_serving(&other.id)
-                && other.sockets.iter().any(|theirs| Arc::ptr_eq(&theirs.listener, &held.listener))
+        Some(match watch.why {
+            Quieting::Replaced | Quieting::Retired if !public.is_empty() => Look::Detained,
+            Quieting::Parked | Quieting::Replaced | Quieting::Retired => Look::Quiet,
         })
+    }
+
+    /// Tells whether a client may still use an accepted connection of one of these listeners.
+    fn may_be_used_again(&self, alone: &[&Held], watch: &QuietWatch) -> bool {
+        let age = self.now() - watch.since;
+        let recent = alone.iter().filter(|held| age < self.keepalive_wait(&held.plan.pool));
+        let (mut names, mut addresses) = (Vec::new(), BTreeSet::new());
+        for held in recent {
+            match held.plan.endpoint {
+                Endpoint::Unix(_) => names.push(held.listener.bound.as_str()),
+                Endpoint::Tcp(address) => addresses.extend([address]),
+            }
+        }
+        let unix = !names.is_empty() && sock_diag::accepted_unix(&names).is_ok_and(|counts| counts.values().any(|count| *count > 0));
+        unix || addresses.into_iter().any(|address| self.accepted_tcp(address, &watch.master) > 0)
+    }
+
+    /// Gives the listeners on which serving masters other than `id` accept.
+    fn served_by_others(&self, id: &MasterId) -> HashSet<*const Listener> {
+        let others = self.masters.values().filter(|other| other.id != *id && other.alive && self.is_serving(&other.id));
+        others.flat_map(|other| other.sockets.iter().map(|held| Arc::as_ptr(&held.listener))).collect()
     }
 
     fn is_serving(&self, id: &MasterId) -> bool {
@@ -140,16 +150,6 @@ impl Supervisor {
     /// Gives how long connections of a pool's clients may be used again after their listener lost its path.
     fn keepalive_wait(&self, pool: &PoolName) -> Duration {
         self.draft.keepalive.get(pool).copied().unwrap_or(KEEPALIVE_WAIT)
-    }
-
-    fn accepted_of(&self, held: &Held, id: &MasterId) -> u32 {
-        match &held.plan.endpoint {
-            Endpoint::Unix(_) => {
-                let name = held.listener.bound.as_str();
-                sock_diag::accepted_unix(&[name]).ok().and_then(|counts| counts.get(name).copied()).unwrap_or_default()
-            }
-            Endpoint::Tcp(address) => self.accepted_tcp(*address, id),
-        }
     }
 
     /// Counts the connections to an address that workers of one master hold.
@@ -167,13 +167,14 @@ impl Supervisor {
     }
 }
 
-/// Gives how many connections wait at a listener; 0 when the kernel does not tell.
-fn queue_of(held: &Held) -> u32 {
-    let depth = match &held.plan.endpoint {
-        Endpoint::Unix(_) => {
-            sock_diag::unix_queues(&[held.listener.inode]).ok().and_then(|queues| queues.get(&held.listener.inode).copied())
-        }
-        Endpoint::Tcp(_) => sock_diag::tcp_queue(&held.listener.fd).ok(),
-    };
-    depth.map_or(0, |depth| depth.now)
+/// Tells whether somebody waits in a queue; a queue the kernel does not tell of is taken to be empty.
+fn waiting_in(listeners: &[&Held]) -> bool {
+    let unix = listeners.iter().filter(|held| matches!(held.plan.endpoint, Endpoint::Unix(_)));
+    let inodes: Vec<u64> = unix.map(|held| held.listener.inode).collect();
+    let waits = |depth: &QueueDepth| depth.now > 0;
+    if !inodes.is_empty() && sock_diag::unix_queues(&inodes).is_ok_and(|queues| queues.values().any(waits)) {
+        return true;
+    }
+    let mut tcp = listeners.iter().filter(|held| matches!(held.plan.endpoint, Endpoint::Tcp(_)));
+    tcp.any(|held| sock_diag::tcp_queue(&held.listener.fd).is_ok_and(|depth| waits(&depth)))
 }

@@ -22,6 +22,8 @@ use nix::unistd::Pid;
 use super::spawn::Limit;
 use crate::model::cpus::{CpuSet, MAX_CPU};
 
+pub use mounts::Mounts;
+
 /// What the kernel appends to the path of a file that was removed or replaced.
 const DELETED: &str = " (deleted)";
 
@@ -221,13 +223,12 @@ impl Proc {
         size.and_then(|kib| kib.checked_mul(1024)).ok_or_else(|| unknown(path))
     }
 
-    /// Gives a mount of the file `path` itself: its mount point, with the process that sees it where we do not. A rename
-    /// over the path would not reach whoever uses that mount, as inside a container.
+    /// Reads what is mounted where, for questions about files.
     ///
     /// # Errors
-    /// When our own mounts cannot be read or `path` is not absolute. Processes that cannot be examined are passed over.
-    pub fn socket_mounted_elsewhere(&self, path: &Path) -> Result<Option<String>, ProcError> {
-        mounts::socket_mounted_elsewhere(self, path)
+    /// When our own mounts or the list of processes cannot be read. Processes that cannot be examined are passed over.
+    pub fn mounts(&self) -> Result<Mounts, ProcError> {
+        Mounts::read(self)
     }
 
     fn file(&self, pid: Pid, name: &str) -> PathBuf {

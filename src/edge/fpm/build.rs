@@ -62,18 +62,42 @@ const FIRST_CONSTANTS: [&str; 12] = [
 /// # Cancel safety
 /// Dropping the future ends the run under way.
 pub async fn probe(tool: &Tool) -> Result<FpmBuild, ProbeError> {
-    let answer = tool.run(["-v".into()]).await?;
+    let words = FIRST_CONSTANTS.iter().map(|word| (*word).to_owned()).collect();
+    let lines = question(&words, &BTreeSet::new(), Version(0, 0, 0));
+    // A start waits for these runs, so what a php-fpm of today can do is asked in one, beside the question for its version.
+    let (global, pool) = (format!("{LONG_LINES}\n{SYSTEMD}"), format!("{STATUS_LISTEN}\n{lines}"));
+    let (answer, new) = tokio::join!(tool.run(["-v".into()]), dump(tool, &global, &pool));
+    let answer = answer?;
     let version = version(&answer.stdout).ok_or_else(|| ProbeError::NotFpm {
         program: tool.php.binary.display().to_string(),
         answer: first_line(&[&answer.stdout[..], &answer.stderr].concat()),
     })?;
-    let mut build = FpmBuild { version, systemd: false, status_listen: false, constants: BTreeMap::new() };
-    build.systemd = accepts(tool, "systemd_interval = 10", "").await?;
-    build.status_listen = accepts(tool, "", "pm.status_listen = /polyfpm-status").await?;
-    let words = FIRST_CONSTANTS.iter().map(|word| (*word).to_owned()).collect();
-    build.constants = learn(tool, &build, &words, &BTreeSet::new()).await?.constants;
+    let mut build = FpmBuild { version, systemd: true, status_listen: true, constants: BTreeMap::new() };
+    let told = match new {
+        Ok(told) => told,
+        Err(ProbeError::Refused { .. }) => {
+            build.systemd = accepts(tool, SYSTEMD, "").await?;
+            build.status_listen = accepts(tool, "", STATUS_LISTEN).await?;
+            dump(tool, long_lines(version), &lines).await?
+        }
+        Err(error) => return Err(error),
+    };
+    build.constants = constants_in(&told, &words);
     Ok(build)
 }
+
+/// Keeps a dump from being cut; known from 7.3 on.
+const LONG_LINES: &str = "log_limit = 100000";
+
+fn long_lines(version: Version) -> &'static str {
+    if version >= Version(7, 3, 0) { LONG_LINES } else { "" }
+}
+
+/// A line that only a php-fpm with systemd support knows.
+const SYSTEMD: &str = "systemd_interval = 10";
+
+/// A line that php-fpm knows from 8.0 on.
+const STATUS_LISTEN: &str = "pm.status_listen = /polyfpm-status";
 
 fn first_line(printed: &[u8]) -> String {
     String::from_utf8_lossy(printed).lines().next().unwrap_or_default().chars().take(200).collect()
@@ -131,36 +155,48 @@ const UNSET: &str = "polyfpm-unset";
 /// # Cancel safety
 /// Dropping the future ends the run under way.
 pub async fn learn(tool: &Tool, build: &FpmBuild, words: &BTreeSet<String>, variables: &BTreeSet<String>) -> Result<Learned, ProbeError> {
-    let mut lines = String::new();
-    for (number, word) in words.iter().enumerate() {
-        // Asked as a key: as a value, `on` would be a word of truth, which between brackets it is not.
-        lines.push_str(&format_line(&format!("\"c{number} \"{word}"), "1"));
-    }
-    let fallback = if build.version >= Version(8, 3, 0) { format!(":-{UNSET}") } else { String::new() };
-    for (number, name) in variables.iter().enumerate() {
-        lines.push_str(&format_line(&format!("v{number}"), &format!("\"<${{{name}{fallback}}}>\"")));
-    }
+    let lines = question(words, variables, build.version);
     if lines.is_empty() {
         return Ok(Learned::default());
     }
-    let limit = if build.version >= Version(7, 3, 0) { "log_limit = 100000" } else { "" };
-    let scratch = Scratch::new()?;
-    let dumped = tool.test(Mode::Dump, &minimal(&scratch, limit, &lines)?).await?;
-    if dumped.exit != Exit::Code(0) {
-        let message = complaints(&dumped.stderr).into_iter().next().unwrap_or_else(|| dumped.exit.to_string());
-        return Err(ProbeError::Refused { message });
-    }
-    let told = values(&dumped.stderr);
-    let constants = words.iter().enumerate().filter_map(|(number, word)| {
-        let meaning = told.get(&format!("c{number}"))?;
-        (meaning != word).then(|| (word.clone(), meaning.clone()))
-    });
+    let told = dump(tool, long_lines(build.version), &lines).await?;
     let variables = variables.iter().enumerate().filter_map(|(number, name)| {
         let value = told.get(&format!("v{number}")).and_then(|text| text.strip_prefix('<')?.strip_suffix('>'));
         let value = value.map(str::to_owned).or_else(|| tool.variable(name))?;
         (value != UNSET).then(|| (name.clone(), value))
     });
-    Ok(Learned { constants: constants.collect(), variables: variables.collect() })
+    Ok(Learned { constants: constants_in(&told, words), variables: variables.collect() })
+}
+
+/// Writes the lines whose dump tells what words and variables mean.
+fn question(words: &BTreeSet<String>, variables: &BTreeSet<String>, version: Version) -> String {
+    let mut lines = String::new();
+    for (number, word) in words.iter().enumerate() {
+        // Asked as a key: as a value, `on` would be a word of truth, which between brackets it is not.
+        lines.push_str(&format_line(&format!("\"c{number} \"{word}"), "1"));
+    }
+    let fallback = if version >= Version(8, 3, 0) { format!(":-{UNSET}") } else { String::new() };
+    for (number, name) in variables.iter().enumerate() {
+        lines.push_str(&format_line(&format!("v{number}"), &format!("\"<${{{name}{fallback}}}>\"")));
+    }
+    lines
+}
+
+/// Has the binary dump a minimal configuration with lines added, and gives the `php_value` lines of the dump.
+async fn dump(tool: &Tool, global: &str, pool: &str) -> Result<BTreeMap<String, String>, ProbeError> {
+    let scratch = Scratch::new()?;
+    let dumped = tool.test(Mode::Dump, &minimal(&scratch, global, pool)?).await?;
+    if dumped.exit != Exit::Code(0) {
+        let message = complaints(&dumped.stderr).into_iter().next().unwrap_or_else(|| dumped.exit.to_string());
+        return Err(ProbeError::Refused { message });
+    }
+    Ok(values(&dumped.stderr))
+}
+
+/// Gives the words that are constants, and what they mean.
+fn constants_in(told: &BTreeMap<String, String>, words: &BTreeSet<String>) -> BTreeMap<String, String> {
+    let meant = words.iter().enumerate().filter_map(|(number, word)| Some((word, told.get(&format!("c{number}"))?)));
+    meant.filter(|(word, meaning)| meaning != word).map(|(word, meaning)| (word.clone(), meaning.clone())).collect()
 }
 
 fn format_line(key: &str, value: &str) -> String {

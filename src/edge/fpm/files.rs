@@ -1,5 +1,6 @@
 //! Reads the operator's files from disk.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -74,12 +75,8 @@ async fn read_once(main: PathBuf, context: ReadContext) -> Result<FoundFiles, Fi
 }
 
 fn read_now(main: &Path, context: ReadContext) -> FoundFiles {
-    let mut watched = Vec::new();
-    let mut watch = |path: PathBuf| {
-        if !watched.contains(&path) {
-            watched.push(path);
-        }
-    };
+    let mut watched = BTreeSet::new();
+    let mut watch = |path: PathBuf| watched.extend([path]);
     watch(main.to_owned());
     let mut source = |request: IncludeRequest| match request {
         IncludeRequest::Main(path) => Ok(vec![load(path)]),
@@ -92,7 +89,7 @@ fn read_now(main: &Path, context: ReadContext) -> FoundFiles {
     };
     let reading = read(main, &context, &mut source);
     reading.files.files.iter().cloned().for_each(&mut watch);
-    FoundFiles { reading, context, watched }
+    FoundFiles { reading, context, watched: watched.into_iter().collect() }
 }
 
 fn load(path: PathBuf) -> SourceFile {

@@ -6,11 +6,11 @@
 //!
 //! Source: proc_pid_mountinfo(5).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{Proc, ProcError, text, unknown};
+use super::{Proc, ProcError, text};
 
 /// One line of `mountinfo`.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,31 +23,48 @@ struct Mount {
     point: PathBuf,
 }
 
-pub(super) fn socket_mounted_elsewhere(proc: &Proc, path: &Path) -> Result<Option<String>, ProcError> {
-    let own = proc.root.join("self/mountinfo");
-    let mounts = parse(&text(&own)?);
-    // Of those stacked on one point, the last is seen.
-    let holding = mounts.iter().filter(|mount| path.starts_with(&mount.point)).max_by_key(|mount| mount.point.components().count());
-    let file = holding.and_then(|mount| Some((&mount.device, join(&mount.root, path.strip_prefix(&mount.point).ok()?))));
-    let Some((device, root)) = file else { return Err(unknown(own)) };
-    let of_file = |mount: &&Mount| mount.device == *device && mount.root == root;
-    if let Some(mount) = mounts.iter().find(of_file) {
-        return Ok(Some(mount.point.display().to_string()));
+/// What is mounted where, on the host and in every container that runs, as of one reading.
+///
+/// A reading looks at every process once, which takes some milliseconds on a busy host; each question after that, none.
+#[derive(Debug)]
+pub struct Mounts {
+    own: Vec<Mount>,
+    /// For each mounted part of a file system, its device and its root, the first mount point that was found, in words.
+    points: HashMap<(String, PathBuf), String>,
+}
+
+impl Mounts {
+    pub(super) fn read(proc: &Proc) -> Result<Self, ProcError> {
+        let own = parse(&text(&proc.root.join("self/mountinfo"))?);
+        let mut points = HashMap::new();
+        for mount in &own {
+            points.entry((mount.device.clone(), mount.root.clone())).or_insert_with(|| mount.point.display().to_string());
+        }
+        let mut seen: BTreeSet<PathBuf> = fs::read_link(proc.root.join("self/ns/mnt")).into_iter().collect();
+        for pid in proc.pids()? {
+            // Those that end meanwhile, or that we may not see, tell nothing.
+            let Ok(namespace) = fs::read_link(proc.file(pid, "ns/mnt")) else { continue };
+            if !seen.insert(namespace) {
+                continue;
+            }
+            let Ok(text) = text(&proc.file(pid, "mountinfo")) else { continue };
+            for mount in parse(&text) {
+                let place = || format!("{} in the mount namespace of pid {pid}", mount.point.display());
+                points.entry((mount.device.clone(), mount.root.clone())).or_insert_with(place);
+            }
+        }
+        Ok(Self { own, points })
     }
 
-    let mut seen: BTreeSet<PathBuf> = fs::read_link(proc.root.join("self/ns/mnt")).into_iter().collect();
-    for pid in proc.pids()? {
-        // Those that end meanwhile, or that we may not see, tell nothing.
-        let Ok(namespace) = fs::read_link(proc.file(pid, "ns/mnt")) else { continue };
-        if !seen.insert(namespace) {
-            continue;
-        }
-        let Ok(text) = text(&proc.file(pid, "mountinfo")) else { continue };
-        if let Some(mount) = parse(&text).iter().find(of_file) {
-            return Ok(Some(format!("{} in the mount namespace of pid {pid}", mount.point.display())));
-        }
+    /// Gives a mount of the file `path` itself: its mount point, with the process that sees it where we do not. A rename
+    /// over the path would not reach whoever uses that mount, as inside a container. Nothing for a path that is not absolute.
+    pub fn of_file(&self, path: &Path) -> Option<&str> {
+        // Of those stacked on one point, the last is seen.
+        let holding =
+            self.own.iter().filter(|mount| path.starts_with(&mount.point)).max_by_key(|mount| mount.point.components().count())?;
+        let root = join(&holding.root, path.strip_prefix(&holding.point).ok()?);
+        self.points.get(&(holding.device.clone(), root)).map(String::as_str)
     }
-    Ok(None)
 }
 
 /// Joining nothing would add a slash to the name of a file.
@@ -113,7 +130,7 @@ mod tests {
 
     fn found(processes: &[(&str, &str, &str)], path: &str) -> Option<String> {
         let (_directory, proc) = proc_with(processes);
-        proc.socket_mounted_elsewhere(Path::new(path)).unwrap()
+        proc.mounts().unwrap().of_file(Path::new(path)).map(str::to_owned)
     }
 
     #[test]
@@ -159,7 +176,8 @@ mod tests {
 
     #[test]
     fn our_own_host_is_read() {
-        assert_eq!(Proc::default().socket_mounted_elsewhere(Path::new("/run/none.sock")).unwrap(), None);
-        assert!(Proc::default().socket_mounted_elsewhere(Path::new("relative.sock")).is_err());
+        let mounts = Proc::default().mounts().unwrap();
+        assert_eq!(mounts.of_file(Path::new("/run/none.sock")), None);
+        assert_eq!(mounts.of_file(Path::new("relative.sock")), None);
     }
 }
