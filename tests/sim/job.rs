@@ -7,6 +7,7 @@ use polyfpm::core::shard::{Shard, Wanted};
 use polyfpm::model::ids::{Generation, ShardId};
 use polyfpm::model::wire::ShardRuns;
 
+use crate::rare::Rare;
 use crate::shadow::promise;
 use crate::world::{Fault, World};
 
@@ -72,7 +73,10 @@ impl World {
         let newest = |world: &Self, at: usize| order.shards.get(at).and_then(|id| world.sites.get(id)).map_or(Generation(0), |s| s.last);
         let first = newest(self, 0);
         match self.fleet.begin(order.clone(), self.now) {
-            Err(refusal) => promise(busy, || format!("a job was refused for no reason: {refusal}")),
+            Err(refusal) => {
+                self.seen.insert(Rare::Busy);
+                promise(busy, || format!("a job was refused for no reason: {refusal}"))
+            }
             Ok(_) if busy => Err("a second job began".to_owned()),
             Ok((number, actions)) => {
                 promise(number > self.jobs, || format!("job {number} has the number of an older one"))?;
@@ -95,8 +99,12 @@ impl World {
     }
 
     /// A new master beside a serving one is the job's doing, in its shard's turn, and none follows a failure.
-    pub(crate) fn roll_is_right(&self, id: &ShardId) -> Result<(), Fault> {
+    pub(crate) fn roll_is_right(&mut self, id: &ShardId) -> Result<(), Fault> {
         let right = self.job.as_ref().is_some_and(|job| job.replaces() && job.turn() == Some(id) && !job.roll_failed);
+        let late = self.job.as_ref().is_some_and(|job| !job.fresh);
+        if late {
+            self.seen.insert(Rare::RolledLate);
+        }
         promise(right, || format!("{id} is rolled out of turn"))
     }
 
@@ -158,6 +166,7 @@ impl World {
         let Some(id) = shard.filter(|_| matches!(step, "done" | "skipped")) else { return Ok(()) };
         if step == "done" {
             self.turn_ended_well(&id)?;
+            self.remember_turn(&id);
         }
         if let Some(job) = &mut self.job {
             job.at += 1;
@@ -169,6 +178,17 @@ impl World {
         }
         self.remember_newest();
         Ok(())
+    }
+
+    fn remember_turn(&mut self, id: &ShardId) {
+        let mut mine =
+            self.masters.iter().filter(|(master, record)| master.shard == *id && record.watched.is_some() && record.quit.is_none());
+        let detained = mine.clone().any(|(_, record)| record.told.detained);
+        if mine.any(|(_, record)| record.is_quieting()) {
+            self.seen.insert(Rare::TurnPastPatience);
+        } else if detained {
+            self.seen.insert(Rare::TurnPastDetained);
+        }
     }
 
     fn turn_ended_well(&self, id: &ShardId) -> Result<(), Fault> {
@@ -218,6 +238,11 @@ impl World {
     ) -> Result<(), Fault> {
         let job = self.job.take().ok_or_else(|| format!("job {number} ends and none is under way"))?;
         promise(job.number == number && job.order.kind == *kind, || format!("job {number} ends, job {} is under way", job.number))?;
+        if self.stopping {
+            // What its shards run was told before they were sent away.
+            self.seen.insert(Rare::StopDuringJob);
+            return Ok(());
+        }
         promise(shards.len() == job.order.shards.len(), || format!("job {number} does not tell of every shard"))?;
         for runs in shards {
             let serving = self.fleet.shard(&runs.shard).and_then(Shard::serving).map(|(generation, _)| generation);
@@ -225,12 +250,12 @@ impl World {
             let skipped = job.skipped.contains(&runs.shard);
             promise(!skipped || runs.outcome == "untouched", || format!("{} was skipped and is told as {}", runs.shard, runs.outcome))?;
         }
-        if self.stopping {
-            return Ok(());
-        }
         let nginx = job.order.nginx == NginxStep::None || job.nginx == Step::Over;
         promise(nginx, || format!("job {number} ends without NGINX"))?;
         if let Some(failure) = failure {
+            if job.order.nginx == NginxStep::Last {
+                self.seen.insert(Rare::NginxAfterFailure);
+            }
             let whose = failure.shard.as_ref().is_some_and(|id| job.turn() == Some(id));
             return promise(whose && job.trouble, || format!("job {number} fails and nothing went wrong: {failure:?}"));
         }

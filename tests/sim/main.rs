@@ -11,10 +11,14 @@ mod job;
 mod knobs;
 mod operator;
 mod random;
+mod rare;
 mod shadow;
 mod site;
 mod world;
 
+use std::collections::BTreeSet;
+
+use rare::Rare;
 use world::{Fault, World};
 
 /// Seeds of an ordinary run: hundreds, within seconds in an unoptimised build.
@@ -43,6 +47,10 @@ fn run(seed: u64, steps: usize, world: &mut World) -> Result<(), Fault> {
             world.come_to_rest().map_err(|fault| format!("seed {seed}, at rest after step {step}: {fault}"))?;
         }
     }
+    // The stop comes at any time, in the middle of a job as well.
+    for step in 1..=world.dice.below(ROUND as u64) {
+        world.step().map_err(|fault| format!("seed {seed}, step {steps} + {step}: {fault}"))?;
+    }
     world.end(ROUND).map_err(|fault| format!("seed {seed}, at the end: {fault}"))
 }
 
@@ -51,9 +59,14 @@ fn every_promise_holds_in_every_world() {
     let steps = usize::try_from(setting("SIM_STEPS", STEPS as u64)).expect("SIM_STEPS fits");
     let one = std::env::var("SIM_SEED").ok().and_then(|text| text.parse::<u64>().ok());
     let seeds = one.map_or(0..setting("SIM_SEEDS", SEEDS), |seed| seed..seed + 1);
+    let mut seen: BTreeSet<Rare> = BTreeSet::new();
+    let enough = seeds.end - seeds.start >= SEEDS && steps >= STEPS;
     for seed in seeds {
         let mut world = World::new(seed, one.is_some());
-        let Err(fault) = run(seed, steps, &mut world) else { continue };
+        let Err(fault) = run(seed, steps, &mut world) else {
+            seen.append(&mut world.seen);
+            continue;
+        };
         // Once more with a trace: the same seed does the same again.
         let mut traced = World::new(seed, true);
         let again = run(seed, steps, &mut traced);
@@ -65,4 +78,6 @@ fn every_promise_holds_in_every_world() {
         println!("{knobs}\n{}\nalive: {alive}\npending: {pending}", trace[from..].join("\n"));
         panic!("{fault}\nreplay: SIM_SEED={seed} SIM_STEPS={steps} cargo test --test sim");
     }
+    let missed: Vec<Rare> = rare::ALL.into_iter().filter(|rare| !seen.contains(rare)).collect();
+    assert!(!enough || missed.is_empty(), "no world met {missed:?}: the dice are too kind");
 }

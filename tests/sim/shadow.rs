@@ -7,6 +7,7 @@ use polyfpm::core::fleet::FleetAction;
 use polyfpm::core::shard::{Action, Blueprint, Input, Note, Quieting, Signal, Slot, Sockets, Target, Wanted};
 use polyfpm::model::ids::{MasterId, ShardId};
 
+use crate::rare::Rare;
 use crate::site::Life;
 use crate::world::{Fault, World};
 
@@ -44,6 +45,9 @@ impl World {
             Input::Detained { .. } => told.detained = true,
             Input::Died { .. } | Input::Gone { .. } => {
                 let news = !told.died;
+                if news && matches!(input, Input::Gone { .. }) {
+                    self.seen.insert(Rare::GoneBeforeDeath);
+                }
                 told.died = true;
                 told.gone |= matches!(input, Input::Gone { .. });
                 if news {
@@ -58,14 +62,18 @@ impl World {
 
     fn learn_of_death(&mut self, id: &ShardId, generation: polyfpm::model::ids::Generation) -> Result<(), Fault> {
         let (timing, now) = (self.knobs.timing, self.now);
-        let site = self.site(id)?;
+        let site = self.sites.get_mut(id).ok_or_else(|| format!("{id} is no shard of this world"))?;
         let Some((serving, since)) = site.serving.filter(|(serving, _)| *serving == generation) else { return Ok(()) };
         debug_assert_eq!(serving, generation);
         site.serving = None;
         if now - since >= timing.stable_after {
+            if site.failures > 0 {
+                self.seen.insert(Rare::StableDeath);
+            }
             site.failures = 0;
         }
         if site.coming.is_some() {
+            self.seen.insert(Rare::DeathDuringHandover);
             return Ok(());
         }
         if site.failures == 0 {
@@ -99,6 +107,9 @@ impl World {
                 }
                 Wanted::Parked => promise(site.may_park, || format!("{id} is parked and nobody asked for it"))?,
                 Wanted::Retired => promise(site.may_retire, || format!("{id} is retired and nobody asked for it"))?,
+            }
+            if site.serving.is_some() && site.coming.is_some() {
+                self.seen.insert(Rare::StopDuringHandover);
             }
             site.serving = None;
             site.coming = None;
@@ -190,6 +201,9 @@ impl World {
     fn launch_is_right(&mut self, id: &MasterId, sockets: Sockets, blueprint: Blueprint) -> Result<(), Fault> {
         if let Some(at) = self.risen.iter().position(|(risen, _)| *risen == id.shard) {
             let (_, from) = self.risen.swap_remove(at);
+            if from == Wanted::Retired {
+                self.seen.insert(Rare::CameBack);
+            }
             promise(self.may_rise(&id.shard, from), || format!("{id} is launched, and the shard was {from:?}"))?;
         }
         promise(!self.stopping, || format!("{id} is launched while the supervisor stops"))?;
@@ -243,6 +257,9 @@ impl World {
         promise(record.served && !record.told.gone, || format!("{id} has nothing to fall quiet from"))?;
         promise(record.watched.is_none(), || format!("{id} shall fall quiet twice"))?;
         record.watched = Some(now);
+        if record.told.died && why == Quieting::Replaced {
+            self.seen.insert(Rare::OrphansReleased);
+        }
         let right = match why {
             Quieting::Replaced => serving.is_some_and(|(serving, _)| serving > id.generation),
             Quieting::Parked => wanted == Some(Wanted::Parked),
@@ -274,7 +291,11 @@ impl World {
                 promise(right, || format!("{id} is told to quit before it is quiet"))
             }
             Signal::Term => promise(waited(record.quit, drain), || format!("{id} is told to stop before its time to finish is over")),
-            Signal::Kill => promise(waited(record.quit, drain), || format!("{id} is killed before its time to finish is over")),
+            Signal::Kill => {
+                promise(waited(record.quit, drain), || format!("{id} is killed before its time to finish is over"))?;
+                self.seen.insert(Rare::Killed);
+                Ok(())
+            }
         }
     }
 
@@ -292,6 +313,7 @@ impl World {
                 self.failed(id)
             }
             Note::Halted(_) => {
+                self.seen.insert(Rare::Halted);
                 let budget = self.knobs.timing.give_up_after;
                 let site = self.site(&id.shard)?;
                 site.halted = true;
@@ -351,7 +373,9 @@ impl World {
         promise(site.coming == Some(id.generation), || format!("{id} failed out of turn"))?;
         site.coming = None;
         site.suspect |= version == site.version;
-        if site.serving.is_none() {
+        if site.serving.is_some() {
+            self.seen.insert(Rare::FailedHandover);
+        } else {
             site.count_failure(&timing, now);
         }
         if sockets == Sockets::New {

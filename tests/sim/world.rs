@@ -1,6 +1,6 @@
 //! The world around the fleet: masters that live and die, answers that come late, twice or never, and the clock.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use polyfpm::core::fleet::{Fleet, FleetAction};
@@ -11,6 +11,7 @@ use polyfpm::model::time::Moment;
 use crate::job::JobSeen;
 use crate::knobs::Knobs;
 use crate::random::Random;
+use crate::rare::Rare;
 use crate::site::{BAD, Life, Master, Quality, Site, Told};
 
 /// Says which promise was broken.
@@ -56,6 +57,7 @@ pub(crate) struct World {
     pub(crate) risen: Vec<(ShardId, Wanted)>,
     /// Masters are good, signals are heard and nobody interferes.
     pub(crate) fair: bool,
+    pub(crate) seen: BTreeSet<Rare>,
     remembered: VecDeque<(ShardId, Input)>,
     scheduled: u64,
     trace: Option<Vec<String>>,
@@ -80,6 +82,7 @@ impl World {
             starting: None,
             risen: Vec::new(),
             fair: false,
+            seen: BTreeSet::new(),
             remembered: VecDeque::new(),
             scheduled: 0,
             trace: traced.then(Vec::new),
@@ -203,6 +206,7 @@ impl World {
     /// Takes the machine's wish for a new master.
     pub(crate) fn launch(&mut self, id: &MasterId, sockets: Sockets, blueprint: Blueprint) -> Result<Vec<FleetAction>, Fault> {
         let site = self.site(&id.shard)?;
+        let rare = if blueprint == Blueprint::LastGood { Some(Rare::LastGood) } else { None };
         let (version, quality) = match (blueprint, site.good) {
             (Blueprint::LastGood, Some(good)) => (good, Quality::Good),
             (Blueprint::LastGood | Blueprint::Current, _) => (site.version, site.quality),
@@ -221,6 +225,7 @@ impl World {
             proofs: 0,
         };
         self.masters.insert(id.clone(), master);
+        self.seen.extend(rare);
         if self.knobs.synchronous {
             return self.launch_ends(id);
         }
@@ -240,6 +245,9 @@ impl World {
             return self.feed(&id.shard, Input::LaunchFailed { generation, why: "no process".to_owned() });
         }
         master.life = Life::Alive;
+        if master.released {
+            self.seen.insert(Rare::LateLaunch);
+        }
         let pid = u32::try_from(generation.0 + 100).unwrap_or(u32::MAX);
         let actions = self.feed(&id.shard, Input::Launched { generation, pid })?;
         if dies || quality == Quality::Dies {
