@@ -22,12 +22,20 @@
 //!   generation that is gone is forgotten.
 //! - A generation number is never used twice; an answer that carries another number than expected is stale and ignored.
 //! - A master that dies leaves workers that go on serving (P15). They are told to leave when a successor serves, not before.
+//! - A birth that is given up before its launch was answered is signalled by nobody; if it runs after all, it is killed.
+//!
+//! # What the world owes the machine
+//!
+//! Every launch is answered once it is over, however late; the answer comes before anything else is told of that master.
+//! A switch is answered in the same breath in which it is done: a master given up meanwhile is not switched any more.
+//! Apart from that, reports may come late, twice, or in any order.
 //!
 //! # Failure
 //!
 //! A failed handover costs nothing: the old master stays. A failed start with nobody serving is tried again: with the last
 //! configuration that served, where the present one never did; then after pauses that double; after
-//! `give_up_after` failures in a row the shard is halted and waits for the operator.
+//! `give_up_after` failures in a row the shard is halted and waits for the operator. An operator's start means the present
+//! configuration, whatever became of it before; a park gives the whole budget back.
 //!
 //! Pure: time comes in, actions go out. `core::fleet` drives it, the runtime carries the actions out.
 

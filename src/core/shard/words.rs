@@ -96,7 +96,7 @@ pub enum Input {
         /// Why.
         why: String,
     },
-    /// Its sockets took the public paths.
+    /// Its sockets took the public paths; told in the same breath in which they did.
     Switched {
         /// Which one.
         generation: Generation,
