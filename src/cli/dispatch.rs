@@ -11,7 +11,6 @@ use super::report::{self, Format};
 use super::{check, plan, remote, upstream};
 use crate::edge::settings;
 use crate::model::problem::{Problem, Severity};
-use crate::model::settings::Settings;
 use crate::model::wire;
 use crate::runtime::draft::{self, Draft, ReadingInput, Trials};
 use crate::runtime::{self, RunError};
@@ -91,19 +90,16 @@ fn remote_of(command: &Command) -> Option<(wire::Command, Format)> {
 }
 
 fn remote_command(file: &Path, command: wire::Command, format: Format) -> Exit {
-    match load(file) {
-        Ok(settings) => remote::run(&settings.control.socket, command, format),
-        Err(exit) => exit,
-    }
-}
-
-fn load(file: &Path) -> Result<Settings, Exit> {
     match settings::load(file) {
-        Ok(loaded) => Ok(loaded.settings),
-        Err(problems) => {
-            report::problems(&problems);
-            Err(Exit::Config)
-        }
+        Ok(loaded) => remote::run(&loaded.settings.control.socket, command, format),
+        // The supervisor goes on by the settings it has read: it can be asked, and stopped, while the file is wrong.
+        Err(problems) => match settings::control_socket(file).filter(|socket| socket.exists()) {
+            Some(socket) => remote::run(&socket, command, format),
+            None => {
+                report::problems(&problems);
+                Exit::Config
+            }
+        },
     }
 }
 

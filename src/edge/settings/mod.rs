@@ -69,6 +69,18 @@ fn load_within(file: &Path, attainable: Attainable) -> Result<Loaded, Vec<Proble
     understand(&file, &text, attainable)
 }
 
+/// Gives where the supervisor of a settings file takes commands, whatever else is wrong with the file: a running supervisor
+/// can be asked while the file is being edited. `None` where the file cannot be read.
+pub fn control_socket(file: &Path) -> Option<PathBuf> {
+    let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    let text = read(&file).ok()?;
+    let (root, syntax) = DeTable::parse_recoverable(&text);
+    let root = root.get_ref();
+    let reader = Reader::new(Source::new(&file, &text, root), root, &syntax);
+    let directory = tables::run_directory(&reader, &instance_of(&file, &reader));
+    Some(tables::control(&reader, &directory).socket)
+}
+
 /// Gives how many open files a master can be allowed of those that are wanted.
 type Attainable = fn(u64) -> u64;
 

@@ -485,3 +485,12 @@ fn more_open_files_than_the_hard_limit_are_an_error_only_where_they_were_asked_f
     let Loaded { settings, problems } = within("[limits]\nnofile = 19000\n").unwrap();
     assert_eq!((settings.limits.nofile, problems), (Some(19_000), Vec::new()));
 }
+
+#[test]
+fn the_control_socket_is_known_whatever_else_is_wrong() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("php8.2.toml");
+    fs::write(&file, "[run]\ndirectory = \"/srv/run\"\nbogus = 1\n[shards]\ncount = = 2\n").unwrap();
+    assert!(load(&file).is_err());
+    assert_eq!(control_socket(&file), Some(PathBuf::from("/srv/run/control.sock")));
+}
