@@ -143,7 +143,8 @@ fn read_all(file: &Path, trials: Trials) -> Result<Desk, Exit> {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let children = Children::start(Subreaper::No).map_err(failed)?;
-    let input = ReadingInput { file: file.to_owned(), previous: None, former_plan: None, serving: BTreeMap::new(), trials };
+    let input =
+        ReadingInput { file: file.to_owned(), previous: None, former_plan: None, barred: Vec::new(), serving: BTreeMap::new(), trials };
     let draft = runtime.block_on(draft::read(&children, &input));
     Ok(Desk { runtime, children, draft })
 }

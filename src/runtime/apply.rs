@@ -61,6 +61,7 @@ impl Supervisor {
             file: self.settings.file.clone(),
             previous: Some(Rc::clone(&self.draft)),
             former_plan: None,
+            barred: self.barred.all(),
             serving,
             trials: Trials::Changed,
         };

@@ -101,6 +101,7 @@ pub fn run(file: &Path) -> Result<(), RunError> {
             file: file.to_owned(),
             previous: None,
             former_plan: adopt::former_plan(&settings.runtime_directory),
+            barred: Vec::new(),
             serving: BTreeMap::new(),
             trials: Trials::None,
         };
@@ -253,6 +254,7 @@ impl Supervisor {
             alive_due: Moment::START,
             snapshot_dirty: true,
             written: None,
+            barred: super::barred::Barred::default(),
             settings,
         }
     }
@@ -326,7 +328,10 @@ impl Supervisor {
         tracing::info!(signal = ?signal, "signal received");
         match signal {
             Received::Term | Received::Int | Received::Quit => self.stop(),
-            Received::Hup => self.reload(None),
+            Received::Hup => {
+                self.barred.clear();
+                self.reload(None);
+            }
             Received::Usr1 => drop(self.reopen_logs()),
             Received::Usr2 => self.restart(&crate::model::wire::Selection::default(), None),
         }

@@ -46,7 +46,7 @@ pub(super) enum Pending {
 impl Pending {
     /// Adds a wish to those that wait already.
     #[must_use]
-    const fn and(self, wish: Self) -> Self {
+    pub(super) const fn and(self, wish: Self) -> Self {
         match (self, wish) {
             (Self::Nothing, other) | (other, Self::Nothing) => other,
             (Self::Reload, Self::Reload) => Self::Reload,
@@ -78,7 +78,10 @@ impl Supervisor {
         match command {
             Command::Status { .. } => replies.finish(Reply::Status(Box::new(self.picture()))),
             Command::Restart { selection } => self.restart(&selection, Some(replies)),
-            Command::Reload => self.reload(Some(replies)),
+            Command::Reload => {
+                self.barred.clear();
+                self.reload(Some(replies));
+            }
             Command::Park { shard } => self.one_shard(JobKind::Park, shard, NginxStep::None, replies),
             Command::Drain { shard } => self.one_shard(JobKind::Drain, shard, NginxStep::First, replies),
             Command::Unpark { shard } => {

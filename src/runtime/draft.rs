@@ -77,6 +77,8 @@ pub struct ReadingInput {
     pub previous: Option<Rc<Draft>>,
     /// The plan that an earlier supervisor ran by, where nothing runs yet.
     pub former_plan: Option<Plan>,
+    /// Pools that stay out because their listeners cannot be had.
+    pub barred: Vec<Quarantined>,
     /// The fingerprints that serve now.
     pub serving: BTreeMap<ShardId, Fingerprint>,
     /// Which configurations are tried.
@@ -112,7 +114,19 @@ pub async fn read(children: &Children, input: &ReadingInput) -> DraftResult {
     let Reading { files, quarantined, .. } = found.reading;
     let previous = input.previous.clone();
     let former_plan = input.former_plan.clone();
-    let mut workshop = Workshop { settings, build, tool, files, nginx, installation, quarantined, kept: Vec::new(), previous, former_plan };
+    let mut workshop = Workshop {
+        settings,
+        build,
+        tool,
+        files,
+        nginx,
+        installation,
+        quarantined,
+        kept: Vec::new(),
+        barred: input.barred.clone(),
+        previous,
+        former_plan,
+    };
     workshop.keep_last_good();
     let mut made = workshop.make()?;
     if input.trials != Trials::None {
@@ -142,6 +156,7 @@ struct Workshop {
     quarantined: Vec<Quarantined>,
     /// Bad pools that go on as they last were good.
     kept: Vec<Quarantined>,
+    barred: Vec<Quarantined>,
     previous: Option<Rc<Draft>>,
     former_plan: Option<Plan>,
 }
@@ -184,7 +199,7 @@ impl Workshop {
 
     fn make(&self) -> Result<Made, Vec<Problem>> {
         let (listens, mut quarantined) = listens::resolve_all(&self.files, &fpm::prefix(&self.settings.php, &self.build));
-        quarantined.extend(self.quarantined.iter().cloned());
+        quarantined.extend(self.quarantined.iter().chain(&self.barred).cloned());
         let host = Host { cpus: proc::available_cpus().unwrap_or_default(), somaxconn: listener::somaxconn(), listens };
         let unknown = Clients::default();
         let clients = self.nginx.as_ref().map_or(&unknown, |state| &state.clients);

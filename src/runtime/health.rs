@@ -76,6 +76,7 @@ impl Supervisor {
         for master in self.masters.values() {
             master.bound_errors();
         }
+        self.look_at_barred();
     }
 
     fn read_queues(&mut self) {

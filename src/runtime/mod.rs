@@ -5,6 +5,7 @@
 
 mod adopt;
 mod apply;
+mod barred;
 mod blueprint;
 mod boot;
 mod calls;

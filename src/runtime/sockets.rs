@@ -53,6 +53,16 @@ pub(super) enum SocketError {
     },
 }
 
+impl SocketError {
+    /// Gives the pool whose listener cannot be had, where one is at fault.
+    pub(super) fn pool(&self) -> Option<&str> {
+        match self {
+            Self::Bind { pool, .. } | Self::Publish { pool, .. } => Some(pool),
+            Self::Steer { .. } => None,
+        }
+    }
+}
+
 /// One listener of one master.
 #[derive(Debug, Clone)]
 pub(super) struct Held {

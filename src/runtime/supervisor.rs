@@ -81,6 +81,8 @@ pub(super) struct Supervisor {
     pub(super) alive_due: Moment,
     /// Whether something changed that whoever asks next must see.
     pub(super) snapshot_dirty: bool,
+    /// Pools whose listeners cannot be had.
+    pub(super) barred: super::barred::Barred,
     /// The state as last written.
     pub(super) written: Option<super::state::InstanceState>,
 }
@@ -164,7 +166,10 @@ impl Supervisor {
             shard::Blueprint::LastGood => self.good.get(&id.shard).cloned().or_else(|| self.blueprint_for(&id.shard)),
         };
         let result = match blueprint {
-            Some(blueprint) => self.launch(id, sockets, &blueprint).map_err(|error| super::chain(&error)),
+            Some(blueprint) => self.launch(id, sockets, &blueprint).map_err(|error| {
+                self.bar_pool_of(id, &error);
+                super::chain(&error)
+            }),
             None => Err("the plan no longer has it".to_owned()),
         };
         let input = match result {

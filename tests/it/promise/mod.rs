@@ -5,6 +5,7 @@
 
 mod adoption;
 mod failures;
+mod foreign;
 mod fresh;
 mod life;
 mod races;
