@@ -118,6 +118,8 @@ impl World {
     pub(crate) fn trouble(&mut self, id: &ShardId) {
         if let Some(job) = self.job.as_mut().filter(|job| job.turn() == Some(id)) {
             job.trouble = true;
+            // What follows in the same call is the shard's own doing: with pauses of zero it starts again at once.
+            job.fresh = false;
         }
     }
 
