@@ -10,7 +10,6 @@ use super::exit::Exit;
 use super::report::{self, Format};
 use super::{check, plan, remote, upstream};
 use crate::edge::settings;
-use crate::model::problem::{Problem, Severity};
 use crate::model::wire;
 use crate::runtime::draft::{self, Draft, ReadingInput, Trials};
 use crate::runtime::{self, RunError};
@@ -128,59 +127,57 @@ fn refusal(error: &RunError) -> (Exit, Option<&'static str>) {
     if denied { (Exit::Denied, Some("run as root")) } else { (Exit::CannotCreate, None) }
 }
 
-/// What a command that only reads needs: an event loop, the owner of child processes, and everything read.
-struct Desk {
+/// What a command needs that runs programs: an event loop and the owner of child processes.
+struct Bench {
     runtime: tokio::runtime::Runtime,
     children: Children,
-    draft: Result<Draft, Vec<Problem>>,
 }
 
-/// Reads everything as the supervisor would, trials included where asked for, and starts nothing.
-fn read_all(file: &Path, trials: Trials) -> Result<Desk, Exit> {
-    let failed = |error: std::io::Error| {
-        report::error(&error, None);
-        Exit::Bug
+impl Bench {
+    fn new() -> Result<Self, Exit> {
+        let failed = |error: std::io::Error| {
+            report::error(&error, None);
+            Exit::Bug
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let children = Children::start(Subreaper::No).map_err(failed)?;
+        Ok(Self { runtime, children })
+    }
+}
+
+/// Reads everything as the supervisor would, starts nothing, and acts on it.
+fn with_draft(file: &Path, act: impl FnOnce(&Draft, &Bench) -> Exit) -> Exit {
+    let bench = match Bench::new() {
+        Ok(bench) => bench,
+        Err(exit) => return exit,
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    let children = Children::start(Subreaper::No).map_err(failed)?;
-    let input =
-        ReadingInput { file: file.to_owned(), previous: None, former_plan: None, barred: Vec::new(), serving: BTreeMap::new(), trials };
-    let draft = runtime.block_on(draft::read(&children, &input));
-    Ok(Desk { runtime, children, draft })
-}
-
-fn with_draft(file: &Path, act: impl FnOnce(&Draft, &Desk) -> Exit) -> Exit {
-    match read_all(file, Trials::None) {
-        Ok(desk) => match &desk.draft {
-            Ok(draft) => act(draft, &desk),
-            Err(problems) => {
-                report::problems(problems);
-                Exit::Config
-            }
-        },
-        Err(exit) => exit,
+    let input = ReadingInput {
+        file: file.to_owned(),
+        previous: None,
+        former_plan: None,
+        barred: Vec::new(),
+        serving: BTreeMap::new(),
+        trials: Trials::None,
+    };
+    match bench.runtime.block_on(draft::read(&bench.children, &input)) {
+        Ok(draft) => act(&draft, &bench),
+        Err(problems) => {
+            report::problems(&problems);
+            Exit::Config
+        }
     }
 }
 
 fn upstream_command(file: &Path, write: bool) -> Exit {
-    with_draft(file, |draft, desk| {
-        let written = write.then(|| desk.runtime.block_on(runtime::write_include(&desk.children, draft)));
+    with_draft(file, |draft, bench| {
+        let written = write.then(|| bench.runtime.block_on(runtime::write_include(&bench.children, draft)));
         upstream::run(draft, written)
     })
 }
 
 fn check_command(file: &Path, format: Format) -> Exit {
-    let problems = match read_all(file, Trials::All) {
-        Ok(Desk { draft: Ok(draft), .. }) => {
-            let quarantined = draft.plan.quarantined.iter().map(|bad| {
-                let mut problem = bad.problem.clone();
-                problem.severity = Severity::Error;
-                problem.message = format!("pool {} is kept out: {}", bad.pool, problem.message);
-                problem
-            });
-            draft.problems.iter().cloned().chain(quarantined).collect()
-        }
-        Ok(Desk { draft: Err(problems), .. }) => problems,
+    let problems = match Bench::new() {
+        Ok(bench) => bench.runtime.block_on(runtime::examine(&bench.children, file)),
         Err(exit) => return exit,
     };
     check::print(&problems, format).unwrap_or(Exit::NotAchieved)

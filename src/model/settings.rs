@@ -2,6 +2,7 @@
 //!
 //! `edge::settings` reads the file as written and makes this from it; `docs/settings.md` describes each key.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cpus::CpuSet;
 use super::ids::{GroupName, InstanceName};
+use super::problem::Problem;
 
 /// Everything one instance is told by its settings file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +45,38 @@ pub struct Settings {
     pub metrics_listen: Option<SocketAddr>,
     /// `[log]`.
     pub log: Log,
+    /// Where each key is written.
+    pub written: Written,
+}
+
+impl Settings {
+    /// Adds where `key` (`nginx.include`, `group.store.cpus`, `restart.warmup.0.script`) is written; where it is not, the
+    /// file as a whole.
+    pub fn point(&self, key: &str, problem: Problem) -> Problem {
+        let Some(value) = self.written.0.get(key) else { return problem.at(&self.file, 0) };
+        problem.at(&self.file, value.line).excerpt(value.excerpt.clone()).columns(value.columns.0, value.columns.1)
+    }
+
+    /// Gives the key of a group's own table, or that of `[shards]` where the group takes its value from there: `group.store.cpus`.
+    pub fn group_key(&self, group: &GroupName, key: &str) -> String {
+        let own = format!("group.{group}.{key}");
+        if self.written.0.contains_key(&own) { own } else { format!("shards.{}", if key == "shards" { "count" } else { key }) }
+    }
+}
+
+/// Where each key of the settings file is written, by its full name. Variables of `php.environment` are not in it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Written(pub BTreeMap<String, WrittenValue>);
+
+/// A value as written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrittenValue {
+    /// Its line, from 1.
+    pub line: u32,
+    /// The line, without secrets.
+    pub excerpt: String,
+    /// The part of the excerpt that is the value.
+    pub columns: (usize, usize),
 }
 
 /// `[php]`: which php-fpm, and what masters are started with.

@@ -142,29 +142,31 @@ pub async fn read(children: &Children, input: &ReadingInput) -> DraftResult {
     Ok(Draft { settings, build, files, nginx, plan: made.plan, blueprints: made.blueprints, keepalive, problems, watched })
 }
 
-async fn probe_nginx(children: &Children, settings: &Settings) -> Option<NginxState> {
+pub(super) async fn probe_nginx(children: &Children, settings: &Settings) -> Option<NginxState> {
     if settings.nginx.enabled { Some(nginx::probe(children, &settings.nginx).await) } else { None }
 }
 
-struct Workshop {
-    settings: Rc<Settings>,
-    build: FpmBuild,
-    files: PoolFiles,
-    nginx: Option<NginxState>,
-    tool: Tool,
-    installation: Installation,
-    quarantined: Vec<Quarantined>,
+/// Everything that was read, from which plans and blueprints are made.
+pub(super) struct Workshop {
+    pub(super) settings: Rc<Settings>,
+    pub(super) build: FpmBuild,
+    pub(super) files: PoolFiles,
+    pub(super) nginx: Option<NginxState>,
+    pub(super) tool: Tool,
+    pub(super) installation: Installation,
+    pub(super) quarantined: Vec<Quarantined>,
     /// Bad pools that go on as they last were good.
-    kept: Vec<Quarantined>,
-    barred: Vec<Quarantined>,
-    previous: Option<Rc<Draft>>,
-    former_plan: Option<Plan>,
+    pub(super) kept: Vec<Quarantined>,
+    pub(super) barred: Vec<Quarantined>,
+    pub(super) previous: Option<Rc<Draft>>,
+    pub(super) former_plan: Option<Plan>,
 }
 
-struct Made {
-    plan: Plan,
-    blueprints: BTreeMap<ShardId, Rc<Blueprint>>,
-    problems: Vec<Problem>,
+/// A plan with its blueprints.
+pub(super) struct Made {
+    pub(super) plan: Plan,
+    pub(super) blueprints: BTreeMap<ShardId, Rc<Blueprint>>,
+    pub(super) problems: Vec<Problem>,
 }
 
 impl Workshop {
@@ -191,13 +193,19 @@ impl Workshop {
         self.kept.append(&mut kept);
     }
 
-    fn quarantine(&mut self, bad: Vec<Quarantined>) {
+    pub(super) fn quarantine(&mut self, bad: Vec<Quarantined>) {
         self.files.pools.retain(|pool| !bad.iter().any(|bad| bad.pool == pool.name));
         self.quarantined.extend(bad);
         self.keep_last_good();
     }
 
     fn make(&self) -> Result<Made, Vec<Problem>> {
+        let made = self.make_anyway();
+        if made.problems.iter().any(|problem| problem.severity == Severity::Error) { Err(made.problems) } else { Ok(made) }
+    }
+
+    /// Makes the plan and what blueprints can be made of it; errors are among its problems.
+    pub(super) fn make_anyway(&self) -> Made {
         let (listens, mut quarantined) = listens::resolve_all(&self.files, &fpm::prefix(&self.settings.php, &self.build));
         quarantined.extend(self.quarantined.iter().chain(&self.barred).cloned());
         let host = Host { cpus: proc::available_cpus().unwrap_or_default(), somaxconn: listener::somaxconn(), listens };
@@ -207,16 +215,15 @@ impl Workshop {
         let input = PlanInput { settings: &self.settings, files: &self.files, quarantined: &quarantined, clients, host: &host, previous };
         let Planned { mut plan, problems } = plan::plan(&input);
         plan.quarantined.extend(self.kept.iter().cloned());
-        if problems.iter().any(|problem| problem.severity == Severity::Error) {
-            return Err(problems);
-        }
         let mut made = Made { plan, blueprints: BTreeMap::new(), problems };
         let shards: Vec<ShardPlan> = made.plan.shards.iter().filter(|shard| !shard.placements.is_empty()).cloned().collect();
         for shard in shards {
-            let blueprint = self.blueprint(&shard).map_err(|error| vec![Problem::error(error.to_string())])?;
-            made.blueprints.insert(shard.id.clone(), Rc::new(blueprint));
+            match self.blueprint(&shard) {
+                Ok(blueprint) => drop(made.blueprints.insert(shard.id.clone(), Rc::new(blueprint))),
+                Err(error) => made.problems.push(Problem::error(error.to_string())),
+            }
         }
-        Ok(made)
+        made
     }
 
     fn blueprint(&self, shard: &ShardPlan) -> Result<Blueprint, RenderError> {
@@ -263,7 +270,7 @@ impl Workshop {
         order.iter().take(STATUS_POOLS).map(|(placement, pool)| status_point(&self.settings, &placement.listener.alias, pool)).collect()
     }
 
-    async fn try_out(&self, made: &Made, input: &ReadingInput) -> Result<Vec<Quarantined>, TrialError> {
+    pub(super) async fn try_out(&self, made: &Made, input: &ReadingInput) -> Result<Vec<Quarantined>, TrialError> {
         let mut bad = Vec::new();
         for (id, blueprint) in &made.blueprints {
             let differs = input.serving.get(id) != Some(&blueprint.fingerprint);

@@ -10,7 +10,7 @@ use crate::model::ids::PoolName;
 use crate::model::listen::Access;
 use crate::model::pool::{ListenNames, Pool, PoolFiles, Quarantined};
 use crate::model::problem::Problem;
-use crate::sys::directory;
+use crate::sys::directory::{self, DirectoryError};
 use crate::sys::proc::{Mounts, Proc};
 use crate::sys::users::{self, UserError};
 
@@ -70,9 +70,25 @@ fn endpoint(pool: &Pool, prefix: &Path) -> Result<Endpoint, Problem> {
     }
     let base = pool.prefix.as_deref().unwrap_or(prefix);
     let path = if text.starts_with('/') { PathBuf::from(text) } else { base.join(text) };
-    directory::resolve(&path)
-        .map(Endpoint::Unix)
-        .map_err(|error| Problem::error(format!("listen = {text}: {}", super::chain(&error))).remedy("make the directory, owned by root"))
+    directory::resolve(&path).map(Endpoint::Unix).map_err(|error| unusable(&path, text, &error))
+}
+
+/// Tells why a socket cannot be at `path`, with the command that mends it.
+fn unusable(path: &Path, text: &str, error: &DirectoryError) -> Problem {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    if !error.is_missing() {
+        let remedy = "name a path whose directories belong to root, with no links that others could change";
+        return Problem::error(format!("listen = {text}: {}", super::chain(error))).remedy(remedy);
+    }
+    let shown = parent.display();
+    // What is made by hand below /run is gone after the next boot.
+    let lasting = if parent.starts_with("/run") || parent.starts_with("/var/run") {
+        format!("; and, since /run is empty after a boot, the line 'd {shown} 0755 root root -' in /etc/tmpfiles.d/polyfpm.conf")
+    } else {
+        String::new()
+    };
+    Problem::error(format!("listen = {text}: the directory {shown} does not exist"))
+        .remedy(format!("make it: install -d -o root -g root -m 755 {shown}{lasting}"))
 }
 
 fn tcp(text: &str) -> Result<SocketAddr, Problem> {

@@ -11,6 +11,7 @@ mod boot;
 mod calls;
 pub mod draft;
 mod events;
+mod examine;
 mod health;
 mod journal;
 mod launch;
@@ -28,6 +29,7 @@ mod supervisor;
 use tokio::sync::mpsc;
 
 pub use boot::{RunError, run};
+pub use examine::examine;
 pub use nginx::{include_of, write_include};
 
 /// The way from tasks to the loop.

@@ -9,6 +9,7 @@
 #![expect(dead_code, reason = "the support serves tests that are on their way")]
 
 mod bench;
+mod check;
 mod contract;
 mod fake;
 mod honesty;

@@ -44,19 +44,8 @@ pub(super) fn absent(settings: &Settings, group: &GroupSettings, available: &Cpu
         return None;
     }
     let message = format!("cpus of group '{}': CPU {absent} is not among the CPUs that polyfpm may use, {available}", group.name);
-    Some(Problem::error(message).at(&settings.file, 0).remedy(format!("name CPUs out of {available}, or set cpus = \"auto\"")))
-}
-
-/// Tells which choices are accepted and do not have their full meaning yet.
-pub(super) fn note_what_comes_later(settings: &Settings, problems: &mut Vec<Problem>) {
-    if settings.groups.iter().any(|group| group.count == ShardCount::Auto) {
-        let message = "count = \"auto\" counts this machine's CPUs for now; NGINX's layout is not read yet";
-        problems.push(Problem::note(message).at(&settings.file, 0));
-    }
-    if settings.groups.iter().any(|group| group.cpus == CpuChoice::Nginx) {
-        let message = "cpus = \"nginx\" acts as \"auto\" for now; the CPUs of NGINX's workers are not read yet";
-        problems.push(Problem::note(message).at(&settings.file, 0));
-    }
+    let problem = Problem::error(message).remedy(format!("name CPUs out of {available}, or set cpus = \"auto\""));
+    Some(settings.point(&settings.group_key(&group.name, "cpus"), problem))
 }
 
 /// Cuts `available` into at most `parts` contiguous sets whose sizes differ by at most one.

@@ -45,7 +45,9 @@ pub(super) fn sort<'a>(input: &PlanInput<'a>, candidates: &[Candidate<'_>], prob
     }
     for (group, used) in groups.iter().zip(&used) {
         problems.extend(group.settings.pools.iter().zip(used).filter(|(_, used)| !**used).map(|(pattern, _)| {
-            Problem::note(format!("[group.{}] pools: '{pattern}' matches no pool", group.settings.name)).at(&input.settings.file, 0)
+            let name = &group.settings.name;
+            let problem = Problem::note(format!("[group.{name}] pools: '{pattern}' matches no pool"));
+            input.settings.point(&format!("group.{name}.pools"), problem.remedy("correct the pattern or remove it"))
         }));
     }
     groups
@@ -63,7 +65,7 @@ fn rivals(input: &PlanInput<'_>, pool: &PoolName, claims: (usize, usize)) -> Opt
     let (first, second) = (input.settings.groups.get(claims.0)?, input.settings.groups.get(claims.1)?);
     let message = format!("pool '{pool}' is claimed by [group.{}] and [group.{}]: the first has it", first.name, second.name);
     let remedy = format!("narrow the pools of [group.{}] or [group.{}]", first.name, second.name);
-    Some(Problem::warning(message).at(&input.settings.file, 0).remedy(remedy))
+    Some(input.settings.point(&format!("group.{}.pools", second.name), Problem::warning(message).remedy(remedy)))
 }
 
 /// Tells whether `pattern` (`*` any text, `?` any one character) covers all of `name`. Case does not matter, as php-fpm

@@ -72,7 +72,7 @@ pub(super) fn of_backlog(input: &PlanInput<'_>, candidates: &[Candidate<'_>]) ->
     }
     if let Some(backlog) = input.settings.listen.backlog_connections {
         let message = format!("[listen] backlog = {backlog} is cut to net.core.somaxconn = {cap}");
-        return (backlog > cap).then(|| Problem::warning(message).at(&input.settings.file, 0).remedy(raise(backlog)));
+        return (backlog > cap).then(|| input.settings.point("listen.backlog", Problem::warning(message).remedy(raise(backlog))));
     }
     let own = |candidate: &Candidate<'_>| candidate.pool.listen_backlog.and_then(|own| u32::try_from(own).ok()).unwrap_or(0);
     let cut: Vec<&Candidate<'_>> = candidates.iter().filter(|candidate| own(candidate) > cap).collect();
@@ -80,7 +80,11 @@ pub(super) fn of_backlog(input: &PlanInput<'_>, candidates: &[Candidate<'_>]) ->
     let name = &first.pool.name;
     let more = if cut.len() > 1 { format!(", and of {} more pools", cut.len() - 1) } else { String::new() };
     let message = format!("listen.backlog {} of pool '{name}'{more} is cut to net.core.somaxconn = {cap}", own(first));
-    Some(at_listen(first.pool, Problem::warning(message)).remedy(raise(most)))
+    let problem = Problem::warning(message).remedy(raise(most));
+    Some(match first.pool.lines.iter().rev().find(|line| line.key == "listen.backlog") {
+        Some(line) => problem.at(line.origin.file.as_path(), line.origin.line),
+        None => at_listen(first.pool, problem),
+    })
 }
 
 fn raise(backlog: u32) -> String {

@@ -66,7 +66,6 @@ pub fn plan(input: &PlanInput<'_>) -> Planned {
     let admit::Admitted { candidates, quarantined } = admit::admit(input);
     let mut problems = Vec::new();
     let groups = groups::sort(input, &candidates, &mut problems);
-    cpus::note_what_comes_later(input.settings, &mut problems);
     let reach = reach::Reach::new(input, &candidates);
     let mut assembly = assemble::Assembly::new(input, &candidates, &reach);
     for group in &groups {

@@ -181,10 +181,10 @@ fn unusable_path(question: &Question<'_, '_>) -> Option<Problem> {
     let length = longest.as_os_str().len();
     if length > limit {
         let message = format!("{} has {length} bytes, the socket of a shard may have {limit}", longest.display());
-        return Some(Problem::error(message).at(&settings.file, 0).remedy("set [listen] directory to a shorter path"));
+        return Some(settings.point("listen.directory", Problem::error(message).remedy("set [listen] directory to a shorter path")));
     }
     let intruder = |path: &Path| (1..=question.count).any(|shard| socket_path(settings, name, shard) == path);
     let (owner, path) = question.intruders.iter().find(|(_, path)| intruder(path))?;
     let message = format!("{}, the socket of a shard of pool '{name}', is the listen of pool '{owner}'", path.display());
-    Some(Problem::error(message).at(&settings.file, 0).remedy("keep listen sockets of pools out of [listen] directory"))
+    Some(settings.point("listen.directory", Problem::error(message).remedy("keep listen sockets of pools out of [listen] directory")))
 }

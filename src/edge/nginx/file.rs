@@ -10,6 +10,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
 use super::state::canonical;
 use crate::sys::directory::{DirectoryError, Located, locate};
+use crate::text::nginx::generated_for;
 
 /// 64 MiB: far beyond any include of ours, so that a wrong path does not fill the memory.
 const LIMIT_BYTES: u64 = 64 * 1024 * 1024;
@@ -147,6 +148,31 @@ impl IncludeFile {
         rustix::fs::fsync(&opened)?;
         Ok(())
     }
+}
+
+/// Whose file stands where the include belongs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// Nobody's: there is none, or an empty one.
+    Nothing,
+    /// It was generated for this instance.
+    Generated(String),
+    /// Something polyfpm did not write.
+    Foreign,
+}
+
+/// Tells whose file stands at `path`.
+///
+/// # Errors
+/// When its directory or the file itself cannot be used.
+pub fn standing(path: &Path) -> Result<Standing, FileError> {
+    let Some(content) = IncludeFile::find(path)?.read()? else { return Ok(Standing::Nothing) };
+    let text = String::from_utf8_lossy(&content.bytes);
+    Ok(match generated_for(&text) {
+        Some(instance) => Standing::Generated(instance.to_owned()),
+        None if text.trim().is_empty() => Standing::Nothing,
+        None => Standing::Foreign,
+    })
 }
 
 /// Gives the path with its links resolved, or as it is where that cannot be done.

@@ -17,6 +17,7 @@ mod state;
 
 pub use apply::{Applied, IncludeOutcome, KeptName, NotReloaded, Wanted, apply_include};
 pub use file::FileError;
+pub use file::{Standing, standing};
 pub use processes::Process;
 pub use reload::{RELOAD_TIME, wait_old_workers};
 pub use state::{NginxState, Running, page_bytes, probe};

@@ -91,7 +91,10 @@ fn cpus(section: &Section<'_>) -> Option<CpuChoice> {
         return cpu_sets(&value);
     }
     match value.as_text() {
-        Some("nginx") => section.without_effect("cpus", Some(CpuChoice::Nginx)),
+        Some("nginx") => {
+            value.note(format!("{} = \"nginx\" acts as \"auto\" for now: the CPUs of NGINX's workers are not read yet", value.name()));
+            Some(CpuChoice::Nginx)
+        }
         Some("auto") => Some(CpuChoice::Auto),
         Some("off") => Some(CpuChoice::Off),
         Some(text) => {

@@ -84,14 +84,34 @@ pub fn control_socket(file: &Path) -> Option<PathBuf> {
 /// Gives how many open files a master can be allowed of those that are wanted.
 type Attainable = fn(u64) -> u64;
 
+/// Reads a settings file to tell everything about it: whatever is wrong in it is taken as if it were not written.
+///
+/// No settings come of a file that cannot be read or has lines that are no TOML: most of what they said would be guessed.
+pub fn survey(file: &Path) -> (Option<Settings>, Vec<Problem>) {
+    let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+    match read(&file) {
+        Ok(text) => understand_anyway(&file, &text, attainable_files),
+        Err(problems) => (None, problems),
+    }
+}
+
 fn understand(file: &Path, text: &str, attainable: Attainable) -> Result<Loaded, Vec<Problem>> {
+    match understand_anyway(file, text, attainable) {
+        (Some(settings), problems) if problems.iter().all(|problem| problem.severity != Severity::Error) => {
+            Ok(Loaded { settings, problems })
+        }
+        (_, problems) => Err(problems),
+    }
+}
+
+fn understand_anyway(file: &Path, text: &str, attainable: Attainable) -> (Option<Settings>, Vec<Problem>) {
     let (root, syntax) = DeTable::parse_recoverable(text);
     let root = root.get_ref();
     let reader = Reader::new(Source::new(file, text, root), root, &syntax);
     let instance = instance_of(file, &reader);
     let settings = resolve(&reader, file.to_owned(), instance, attainable);
-    let problems = reader.into_problems();
-    if problems.iter().any(|problem| problem.severity == Severity::Error) { Err(problems) } else { Ok(Loaded { settings, problems }) }
+    let settings = (!reader.is_broken()).then_some(settings);
+    (settings, reader.into_problems())
 }
 
 fn resolve(reader: &Reader<'_>, file: PathBuf, instance: InstanceName, attainable: Attainable) -> Settings {
@@ -110,6 +130,7 @@ fn resolve(reader: &Reader<'_>, file: PathBuf, instance: InstanceName, attainabl
         control: tables::control(reader, &runtime_directory),
         metrics_listen: tables::metrics_listen(reader),
         log: tables::log(reader),
+        written: reader.written(),
         runtime_directory,
         instance,
         file,

@@ -14,6 +14,7 @@ use toml::de::{DeTable, DeValue};
 use super::keys;
 use super::source::Source;
 use crate::model::problem::{Problem, Severity};
+use crate::model::settings::Written;
 use crate::text::quantity;
 
 /// The file under the reader, and what was found wrong with it so far.
@@ -80,6 +81,16 @@ impl<'d> Reader<'d> {
             };
             self.report(Problem::error(message).remedy(remedy), key.span());
         }
+    }
+
+    /// Gives where each key is written.
+    pub(super) fn written(&self) -> Written {
+        self.source.written(self.root)
+    }
+
+    /// Tells whether some line is no TOML, so that what was made of the file is a guess.
+    pub(super) fn is_broken(&self) -> bool {
+        !self.broken_lines.is_empty()
     }
 
     /// Adds a problem of the file as a whole.
@@ -258,6 +269,11 @@ impl<'d> Value<'d> {
     /// Reports a warning at the value.
     pub(super) fn warn(&self, message: impl Into<String>, remedy: impl Into<String>) {
         self.report(Severity::Warning, message.into(), Some(remedy.into()));
+    }
+
+    /// Reports something good to know at the value.
+    pub(super) fn note(&self, message: impl Into<String>) {
+        self.report(Severity::Note, message.into(), None);
     }
 
     fn report(&self, severity: Severity, message: String, remedy: Option<String>) {

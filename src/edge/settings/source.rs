@@ -9,6 +9,7 @@ use std::path::Path;
 use toml::de::{DeTable, DeValue};
 
 use crate::model::problem::Problem;
+use crate::model::settings::{Written, WrittenValue};
 
 /// The longest excerpt, in bytes: two lines of a wide terminal.
 const EXCERPT_LIMIT_BYTES: usize = 240;
@@ -49,6 +50,40 @@ impl<'d> Source<'d> {
     pub(super) fn point(&self, problem: Problem, span: &Range<usize>) -> Problem {
         let (excerpt, columns) = self.excerpt(span);
         problem.at(self.file, self.line(span.start)).excerpt(excerpt).columns(columns.start, columns.end)
+    }
+
+    /// Gives where each key below `root` is written, but nothing of `php.environment`.
+    pub(super) fn written(&self, root: &DeTable<'_>) -> Written {
+        let mut written = Written::default();
+        self.collect("", root, &mut written);
+        written
+    }
+
+    fn collect(&self, above: &str, table: &DeTable<'_>, written: &mut Written) {
+        for (key, entry) in table {
+            let name = if above.is_empty() { key.get_ref().to_string() } else { format!("{above}.{}", key.get_ref()) };
+            if name == "php.environment" {
+                continue;
+            }
+            match entry.get_ref() {
+                DeValue::Table(table) => self.collect(&name, table, written),
+                DeValue::Array(elements) if elements.iter().any(|element| element.get_ref().is_table()) => {
+                    for (number, table) in elements.iter().enumerate().filter_map(|(n, element)| Some((n, element.get_ref().as_table()?))) {
+                        self.collect(&format!("{name}.{number}"), table, written);
+                    }
+                }
+                DeValue::String(_)
+                | DeValue::Integer(_)
+                | DeValue::Float(_)
+                | DeValue::Boolean(_)
+                | DeValue::Datetime(_)
+                | DeValue::Array(_) => {
+                    let (excerpt, columns) = self.excerpt(&entry.span());
+                    let value = WrittenValue { line: self.line(entry.span().start), excerpt, columns: (columns.start, columns.end) };
+                    written.0.insert(name, value);
+                }
+            }
+        }
     }
 
     /// Adds file and line alone, for a fault so near a secret that the line must not be shown.

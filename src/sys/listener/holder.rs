@@ -23,7 +23,8 @@ impl fmt::Display for Holder {
 }
 
 impl Holder {
-    fn of_pid(pid: i32) -> Self {
+    /// Names the process with this pid.
+    pub fn of_pid(pid: i32) -> Self {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         Self { pid, name: name.trim_end().to_owned() }
     }
@@ -36,17 +37,28 @@ impl Holder {
 
     /// Gives a process that listens on `address`'s port, if one is to be seen from here.
     pub(super) fn of_tcp(address: SocketAddr) -> Option<Self> {
-        let inodes: Vec<String> = ["/proc/net/tcp", "/proc/net/tcp6"]
-            .iter()
-            .flat_map(|table| listening_inodes(&fs::read_to_string(table).unwrap_or_default(), address.port()))
-            .map(|inode| format!("socket:[{inode}]"))
-            .collect();
+        let inodes: Vec<String> = inodes_of_port(address.port()).iter().map(|inode| format!("socket:[{inode}]")).collect();
         if inodes.is_empty() {
             return None;
         }
         let processes = fs::read_dir("/proc").ok()?;
         let mut pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
         pids.find(|pid| holds(*pid, &inodes)).map(Self::of_pid)
+    }
+}
+
+fn inodes_of_port(port: u16) -> Vec<u64> {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
+    tables.iter().flat_map(|table| listening_inodes(&fs::read_to_string(table).unwrap_or_default(), port)).collect()
+}
+
+/// Gives the inodes of the sockets in whose way a listener on `address` would be; none where the address is free.
+///
+/// Nothing listens for the question: the address is bound for a moment without listening.
+pub fn tcp_listeners(address: SocketAddr) -> Vec<u64> {
+    match super::tcp::is_taken(address) {
+        true => inodes_of_port(address.port()),
+        false => Vec::new(),
     }
 }
 

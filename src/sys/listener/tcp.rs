@@ -19,6 +19,15 @@ pub enum Joining {
     Further,
 }
 
+/// Tells whether somebody listens on the address or one that takes its connections, too.
+pub(super) fn is_taken(address: SocketAddr) -> bool {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let Ok(socket) = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, Some(ipproto::TCP)) else { return false };
+    let shared = sockopt::set_socket_reuseaddr(&socket, true);
+    let both = if address.is_ipv6() { sockopt::set_ipv6_v6only(&socket, false) } else { Ok(()) };
+    shared.is_ok() && both.is_ok() && rustix::net::bind(&socket, &address) == Err(Errno::ADDRINUSE)
+}
+
 /// Binds a TCP socket and listens, with `SO_REUSEADDR` and `SO_REUSEPORT`, so that further ones can join it (P27).
 ///
 /// `[::]` takes IPv4 connections too, as it does for php-fpm. The socket is a member of its reuseport group at once, and

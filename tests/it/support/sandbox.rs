@@ -188,6 +188,14 @@ impl Sandbox {
         command(&self.ground, arguments)
     }
 
+    /// Runs a command with another settings file.
+    #[track_caller]
+    pub(crate) fn second(&self, arguments: &[&str], settings: &str) -> Ended {
+        let settings = self.ground.text(settings);
+        let words: Vec<&str> = arguments.iter().copied().chain(["-c", settings.as_str()]).collect();
+        run(&binary(), &words, &self.ground.path("log"), COMMAND_WITHIN)
+    }
+
     /// Runs a command that must end well, and gives what it printed.
     #[track_caller]
     pub(crate) fn does(&self, arguments: &[&str]) -> String {

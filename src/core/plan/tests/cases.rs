@@ -359,18 +359,6 @@ fn absent_cpus_are_an_error_with_a_remedy() {
 }
 
 #[test]
-fn choices_without_their_full_meaning_are_noted_once() {
-    let mut world = World::new().pool("www", 5).group("a", &["*"], 1);
-    for group in &mut world.settings.groups {
-        group.count = ShardCount::Auto;
-        group.cpus = CpuChoice::Nginx;
-    }
-    let planned = world.plan();
-    assert_eq!(planned.problems.iter().filter(|problem| problem.severity == Severity::Note).count(), 2);
-    assert_eq!(planned.plan.shards.len(), 8);
-}
-
-#[test]
 fn the_fingerprint_follows_what_a_master_is_made_from() {
     let planned = World::new().pool("www", 5).plan().plan;
     let shard = planned.shards[0].clone();

@@ -18,7 +18,7 @@ use crate::model::pool::{ListenNames, Origin, Pool, PoolFiles, ProcessManager, Q
 use crate::model::problem::Place;
 use crate::model::settings::{
     Balance, Control, CpuChoice, GroupSettings, Health, Keepalive, Limits, Listen, Log, LogFormat, LogLevel, Nginx, Php, Restart,
-    RoutingChoice, Settings, ShardCount,
+    RoutingChoice, Settings, ShardCount, Written,
 };
 
 use super::{PlanInput, Planned, plan};
@@ -75,6 +75,7 @@ pub(super) fn settings() -> Settings {
         control: Control { socket: PathBuf::from("/run/polyfpm/php8.2/control.sock"), group: None },
         metrics_listen: None,
         log: Log { level: LogLevel::Info, format: LogFormat::Text },
+        written: Written::default(),
     }
 }
 
