@@ -27,7 +27,6 @@ fn refused(host: &Sandbox, named: &str) {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn a_preload_script_that_is_not_there() {
     let mut host = Sandbox::new();
     host.pool("www", 8);
@@ -40,7 +39,6 @@ fn a_preload_script_that_is_not_there() {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn a_warm_up_that_fails() {
     let mut host = Sandbox::new();
     host.pool("www", 8);
@@ -71,7 +69,6 @@ fn with_fake() -> (Sandbox, FakeFpm) {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn a_master_that_is_never_ready() {
     let (host, fake) = with_fake();
     fake.does("never-ready");
@@ -79,7 +76,6 @@ fn a_master_that_is_never_ready() {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn a_master_that_refuses_to_start() {
     let (host, fake) = with_fake();
     fake.does("exits 78 20");
@@ -87,7 +83,6 @@ fn a_master_that_refuses_to_start() {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn a_master_that_dies_before_it_is_ready() {
     let (host, fake) = with_fake();
     fake.does("exits 1 300");
@@ -95,7 +90,6 @@ fn a_master_that_dies_before_it_is_ready() {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn an_old_master_that_ignores_quit_is_ended_all_the_same() {
     let mut host = Sandbox::new();
     let fake = FakeFpm::on(host.ground());
@@ -112,7 +106,6 @@ fn an_old_master_that_ignores_quit_is_ended_all_the_same() {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn a_php_fpm_built_without_systemd_is_ready_by_its_status_socket() {
     let mut host = Sandbox::new();
     let fake = FakeFpm::on(host.ground());
@@ -126,7 +119,6 @@ fn a_php_fpm_built_without_systemd_is_ready_by_its_status_socket() {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn a_php_before_8_0_is_served_by_heartbeat_and_queue_alone() {
     let mut host = Sandbox::new();
     let fake = FakeFpm::on(host.ground());
@@ -143,7 +135,6 @@ fn a_php_before_8_0_is_served_by_heartbeat_and_queue_alone() {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn a_killed_master_is_replaced_while_its_workers_serve() {
     let host = split(8);
     let victim = host.masters()[0];
@@ -159,7 +150,6 @@ fn a_killed_master_is_replaced_while_its_workers_serve() {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn no_request_waits_for_a_parked_shard() {
     let host = split(8);
     let load = Load::start(host.ground(), host.nginx(), "www", Clients::keeping(4), &[]);

@@ -49,13 +49,11 @@ fn refreshed(renew: impl Fn(&Sandbox)) {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn by_restart() {
     refreshed(|host| drop(host.does(&["restart"])));
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn by_sigusr2() {
     refreshed(|host| {
         let before = host.shards();

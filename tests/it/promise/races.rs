@@ -12,7 +12,6 @@ fn pause(ms: u64) {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn two_restarts_0_to_25_ms_apart() {
     let host = split(8);
     let load = Load::start(host.ground(), host.nginx(), "www", Clients::keeping(2), &[]);
@@ -41,7 +40,6 @@ fn two_restarts_0_to_25_ms_apart() {
 const SIGNALS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGINT];
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn every_pair_of_signals_during_a_restart() {
     for first in SIGNALS {
         for second in SIGNALS {

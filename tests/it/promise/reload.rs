@@ -18,7 +18,6 @@ fn three_pools() -> Sandbox {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn pools_come_change_and_go_under_load() {
     let mut host = three_pools();
     let loads = ["stays", "changes"].map(|pool| Load::start(host.ground(), host.nginx(), pool, Clients::one_each(2), &[]));
@@ -43,7 +42,6 @@ fn pools_come_change_and_go_under_load() {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn nothing_differs_and_nothing_is_restarted() {
     let host = three_pools();
     let (before, nginx) = (host.shards(), host.nginx().workers());
@@ -55,7 +53,6 @@ fn nothing_differs_and_nothing_is_restarted() {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn a_bad_pool_is_named_and_stops_no_other() {
     let host = three_pools();
     let load = Load::start(host.ground(), host.nginx(), "stays", Clients::one_each(2), &[]);

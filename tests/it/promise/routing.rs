@@ -7,7 +7,6 @@ use super::{STEADY, through_upstream, unchanged};
 use crate::support::{Clients, Load};
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn unchanged_vhosts_reach_every_worker() {
     let host = unchanged(32);
     assert_eq!(host.shards().len(), 2);
@@ -24,7 +23,6 @@ fn unchanged_vhosts_reach_every_worker() {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn from_shared_to_split_loses_nothing() {
     let host = unchanged(16);
     let status = host.status();
@@ -43,7 +41,6 @@ fn from_shared_to_split_loses_nothing() {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn masters_run_where_the_plan_pins_them() {
     let mut host = crate::support::Sandbox::new();
     host.pool("www", 8);

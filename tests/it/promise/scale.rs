@@ -67,7 +67,6 @@ fn plain_masters(pools: usize) -> Duration {
 }
 
 #[test]
-#[ignore = "waits for polyfpm run"]
 fn a_thousand_pools_on_two_shards() {
     let seen = measure(1000, Duration::from_secs(10));
     eprintln!("{seen:?}");

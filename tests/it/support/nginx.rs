@@ -162,6 +162,11 @@ impl Nginx {
         children(self.pid())
     }
 
+    /// Tells whether no worker is on its way out.
+    pub(crate) fn settled(&self) -> bool {
+        !self.workers().iter().any(|worker| leaving(*worker))
+    }
+
     /// Sends a signal to the master.
     pub(crate) fn signal(&self, signal: Signal) {
         self.running.signal(signal);

@@ -52,7 +52,7 @@ impl Sandbox {
     pub(crate) fn new() -> Self {
         let ground = Ground::new();
         let text = format!(
-            "[global]\nerror_log = {}\npid = {}\nsystemd_interval = 1s\ninclude = {}\n",
+            "[global]\nerror_log = {}\npid = {}\ninclude = {}\n",
             ground.text("log/php-fpm.error"),
             ground.text("run/php-fpm.pid"),
             ground.text("pool.d/*.conf")
@@ -73,6 +73,8 @@ impl Sandbox {
         sandbox.set("nginx", "config", sandbox.ground.text("nginx/nginx.conf"));
         sandbox.set("nginx", "include", sandbox.ground.text("nginx/conf.d/polyfpm.conf"));
         sandbox.set("nginx", "upstream", "php_{instance}_{pool}");
+        // Within the hard limit of small machines.
+        sandbox.set("limits", "nofile", 8192);
         sandbox.set("log", "level", "debug");
         sandbox
     }
@@ -167,9 +169,17 @@ impl Sandbox {
         let (ground, what) = (&self.ground, "every shard serves");
         let seen = within(READY_WITHIN, || {
             assert!(supervisor.ended().is_none(), "polyfpm ended before it was ready:\n{}", supervisor.output());
-            shards_of(ground).filter(|shards| !shards.is_empty() && shards.iter().all(serves))
+            let shards = shards_of(ground)?;
+            let halted = shards.iter().any(|shard| shard.verdict == "halted");
+            (halted || !shards.is_empty() && shards.iter().all(serves)).then_some(!halted)
         });
-        assert!(seen.is_some(), "not within {READY_WITHIN:?}: {what}; status: {:#?}", shards_of(ground));
+        if let Some(nginx) = &self.nginx {
+            eventually(READY_WITHIN, "the include is in use", || {
+                let state = status_of(ground)?;
+                (state["nginx"]["state"] == "current" && nginx.settled()).then_some(())
+            });
+        }
+        assert!(seen == Some(true), "not within {READY_WITHIN:?}: {what}; status: {:#?}", shards_of(ground));
     }
 
     /// Gives the supervisor.
@@ -230,10 +240,15 @@ impl Sandbox {
         self.shards().iter().filter_map(|shard| shard.pid).collect()
     }
 
-    /// Gives the workers of every master, told by `/proc`.
+    /// Gives the workers of a pool under every master. Those that only answer on the status socket (P31) carry another title.
     #[track_caller]
-    pub(crate) fn workers(&self) -> Vec<i32> {
-        self.masters().iter().flat_map(|master| children(*master)).collect()
+    pub(crate) fn workers(&self, pool: &str) -> Vec<i32> {
+        let title = format!("php-fpm: pool {pool}");
+        let titled = |pid: &i32| {
+            let shown = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&shown).trim_end_matches(['\0', ' ']) == title
+        };
+        self.masters().iter().flat_map(|master| children(*master)).filter(titled).collect()
     }
 
     /// Tells the supervisor to leave by SIGTERM, waits, and checks that nothing is left.
@@ -303,9 +318,12 @@ fn command(ground: &Ground, arguments: &[&str]) -> Ended {
     run(&binary(), &words, &ground.path("log"), COMMAND_WITHIN)
 }
 
+fn status_of(ground: &Ground) -> Option<serde_json::Value> {
+    serde_json::from_str(&command(ground, &["status", "--json"]).out).ok()
+}
+
 fn shards_of(ground: &Ground) -> Option<Vec<Shard>> {
-    let ended = command(ground, &["status", "--json"]);
-    let status: serde_json::Value = serde_json::from_str(&ended.out).ok()?;
+    let status = status_of(ground)?;
     let shards: Vec<Shard> = serde_json::from_value(status.get("shards")?.clone()).expect("the shards of status --json");
     Some(shards.into_iter().filter(|shard| shard.verdict != "empty").collect())
 }
