@@ -27,5 +27,4 @@ lint:
 	@RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --document-private-items --locked
 
 bench: setup
-	@cargo build --quiet --release --locked
-	@cargo test --quiet --release --locked --test it -- --ignored --nocapture --test-threads=1 bench::
+	@cargo test --quiet --profile ci --locked --test it -- --ignored --nocapture --test-threads=1 bench::

@@ -16,7 +16,7 @@ fn it_starts_serves_and_leaves_nothing() {
         shards.iter().map(|s| (s.group.as_str(), s.shard.as_str())).collect::<Vec<_>>(),
         [("default", "default/1"), ("default", "default/2")]
     );
-    assert_eq!(host.workers("www").len(), 8, "max_children is divided, not multiplied");
+    assert_eq!(host.pool_workers("www").len(), 8, "max_children is divided, not multiplied");
     assert!(host.nginx().body("/www/hello.php?id=7").contains("hello 7"));
     host.stop();
 }
@@ -55,7 +55,7 @@ fn stop_lets_requests_finish() {
     let answer = std::thread::scope(|scope| {
         let nginx = host.nginx();
         let slow = scope.spawn(move || nginx.body("/www/slow.php?ms=1500&id=s"));
-        eventually(Duration::from_secs(5), "the request is under way", || (host.workers("www").len() == 4).then_some(()));
+        eventually(Duration::from_secs(5), "the request is under way", || (host.pool_workers("www").len() == 4).then_some(()));
         crate::support::within(Duration::from_millis(200), || None::<()>);
         host.signal(Signal::SIGTERM);
         slow.join().expect("an answer")

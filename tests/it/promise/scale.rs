@@ -33,6 +33,8 @@ pub(crate) fn measure(pools: usize, idle: Duration) -> Scale {
     host.pool_file("many", &text);
     host.set("nginx", "enabled", false);
     host.set("log", "level", "info");
+    // The default.
+    host.set("health", "interval", "2s");
     let began = Instant::now();
     host.run();
     let polyfpm = began.elapsed();

@@ -39,6 +39,13 @@ pub(crate) struct Shard {
     pub(crate) pools: Vec<String>,
 }
 
+impl Shard {
+    /// Gives what a restart changes and nothing else does.
+    pub(crate) fn master(&self) -> (&str, u64, Option<i32>) {
+        (&self.shard, self.generation, self.pid)
+    }
+}
+
 /// An instance of polyfpm with everything it needs, all of it the test's own.
 pub(crate) struct Sandbox {
     supervisor: Option<Running>,
@@ -173,13 +180,21 @@ impl Sandbox {
             let halted = shards.iter().any(|shard| shard.verdict == "halted");
             (halted || !shards.is_empty() && shards.iter().all(serves)).then_some(!halted)
         });
-        if let Some(nginx) = &self.nginx {
-            eventually(READY_WITHIN, "the include is in use", || {
-                let state = status_of(ground)?;
-                (state["nginx"]["state"] == "current" && nginx.settled()).then_some(())
-            });
-        }
         assert!(seen == Some(true), "not within {READY_WITHIN:?}: {what}; status: {:#?}", shards_of(ground));
+        self.include_is_handled();
+    }
+
+    /// Waits until polyfpm has done with the include what it can: PHP does not wait for NGINX.
+    #[track_caller]
+    fn include_is_handled(&self) {
+        let Some(nginx) = &self.nginx else { return };
+        if self.settings["nginx"].get("enabled").and_then(toml::Value::as_bool) == Some(false) {
+            return;
+        }
+        eventually(READY_WITHIN, "the include is handled", || {
+            let state = status_of(&self.ground)?;
+            (state["nginx"]["state"] != "off" && nginx.settled()).then_some(())
+        });
     }
 
     /// Gives the supervisor.
@@ -240,9 +255,15 @@ impl Sandbox {
         self.shards().iter().filter_map(|shard| shard.pid).collect()
     }
 
+    /// Gives the workers of every master, those on status sockets (P31) included.
+    #[track_caller]
+    pub(crate) fn workers(&self) -> Vec<i32> {
+        self.masters().iter().flat_map(|master| children(*master)).collect()
+    }
+
     /// Gives the workers of a pool under every master. Those that only answer on the status socket (P31) carry another title.
     #[track_caller]
-    pub(crate) fn workers(&self, pool: &str) -> Vec<i32> {
+    pub(crate) fn pool_workers(&self, pool: &str) -> Vec<i32> {
         let title = format!("php-fpm: pool {pool}");
         let titled = |pid: &i32| {
             let shown = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
