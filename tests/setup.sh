@@ -24,6 +24,7 @@ fi
 need iproute2 ss
 need util-linux setpriv
 need acl setfacl
+need wrk wrk
 need gcc cc
 [ ${#packages[@]} -gt 0 ] || exit 0
 

@@ -47,7 +47,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How many of php-fpm's last lines are told with a failure: the cause, and what it led to.
 const LAST_LINES: usize = 3;
 
-/// How often the snapshot is brought up to date while nothing happens.
+/// How often the snapshot is brought up to date while nothing happens and somebody looks.
 const SNAPSHOT_PERIOD: Duration = Duration::from_secs(1);
 
 /// Says why the supervisor did not start.
@@ -356,7 +356,7 @@ impl Supervisor {
         }
         self.finish_boot();
         self.take_up_pending();
-        if now >= self.snapshot_due || std::mem::take(&mut self.snapshot_dirty) {
+        if self.snapshot_due().is_some_and(|due| now >= due) || std::mem::take(&mut self.snapshot_dirty) {
             self.snapshot_due = now.after(SNAPSHOT_PERIOD);
             self.publish_snapshot();
             self.write_state();
@@ -425,9 +425,19 @@ impl Supervisor {
         format!("{serving} of {total} shards serve{bad}")
     }
 
+    /// Gives when the snapshot is drawn again though nothing happened: a picture of 1,000 pools costs a millisecond, so only
+    /// while a client is connected; otherwise each look at the shards draws one.
+    fn snapshot_due(&self) -> Option<Moment> {
+        let receivers_of_clients = self.snapshot.receiver_count().saturating_sub(1);
+        (receivers_of_clients > 0).then_some(self.snapshot_due)
+    }
+
     fn next_wake(&self) -> Duration {
         let now = self.now();
-        let mut next = self.snapshot_due.min(self.health.next_look());
+        let mut next = self.health.next_look();
+        if let Some(due) = self.snapshot_due() {
+            next = next.min(due);
+        }
         if let Some(deadline) = self.fleet.deadline() {
             next = next.min(deadline);
         }

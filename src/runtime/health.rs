@@ -1,10 +1,11 @@
 //! Looking at serving shards: heartbeat, queues, status sockets; what hung shards lead to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::events::Event;
+use super::sockets::Held;
 use super::supervisor::{Phase, Supervisor};
 use crate::core::fleet::{JobKind, JobOrder, NginxStep};
 use crate::core::health::probe::PROBES_PER_INTERVAL;
@@ -12,7 +13,7 @@ use crate::core::health::{Beat, Counts, PoolSample, Probe, Sample, ShardHealth};
 use crate::edge::fastcgi::{self, StatusDetail};
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::{MasterId, PoolName, ShardId};
-use crate::model::plan::Routing;
+use crate::model::plan::{Placement, PoolPlan, Routing};
 use crate::model::snapshot::{QueueDepth, Verdict};
 use crate::model::time::Moment;
 use crate::sys::sock_diag;
@@ -23,7 +24,7 @@ use crate::text::heartbeat;
 pub(super) struct HealthBook {
     records: BTreeMap<ShardId, ShardHealth>,
     beats: BTreeMap<ShardId, (MasterId, Beat)>,
-    queues: BTreeMap<Endpoint, QueueDepth>,
+    queues: HashMap<Endpoint, QueueDepth>,
     healed_at: BTreeMap<ShardId, Moment>,
     next: Moment,
 }
@@ -73,6 +74,7 @@ impl Supervisor {
         for id in serving {
             self.look_at_shard(&id);
         }
+        self.snapshot_dirty = true;
         for master in self.masters.values() {
             master.bound_errors();
         }
@@ -80,24 +82,26 @@ impl Supervisor {
     }
 
     fn read_queues(&mut self) {
-        let listeners: Vec<(Endpoint, u64)> = self
-            .held
-            .values()
-            .flatten()
-            .filter(|held| matches!(held.plan.endpoint, Endpoint::Unix(_)))
-            .map(|held| (held.plan.endpoint.clone(), held.listener.inode))
-            .collect();
-        let inodes: Vec<u64> = listeners.iter().map(|(_, inode)| *inode).collect();
-        let mut queues = BTreeMap::new();
-        match sock_diag::unix_queues(&inodes) {
-            Ok(depths) => queues.extend(listeners.into_iter().filter_map(|(endpoint, inode)| Some((endpoint, *depths.get(&inode)?)))),
-            Err(error) => tracing::debug!(error = %error, "queues were not read"),
-        }
-        for held in self.held.values().flatten() {
-            if let Endpoint::Tcp(_) = held.plan.endpoint
-                && let Ok(depth) = sock_diag::tcp_queue(&held.listener.fd)
-            {
-                queues.entry(held.plan.endpoint.clone()).and_modify(|sum: &mut QueueDepth| sum.now += depth.now).or_insert(depth);
+        let all: Vec<&Held> = self.held.values().flatten().collect();
+        let inodes: Vec<u64> =
+            all.iter().filter(|held| matches!(held.plan.endpoint, Endpoint::Unix(_))).map(|held| held.listener.inode).collect();
+        let depths = sock_diag::unix_queues(&inodes).unwrap_or_else(|error| {
+            tracing::debug!(error = %error, "queues were not read");
+            HashMap::new()
+        });
+        let mut before = std::mem::take(&mut self.health.queues);
+        let mut queues: HashMap<Endpoint, QueueDepth> = HashMap::with_capacity(all.len());
+        for held in all {
+            let depth = match held.plan.endpoint {
+                Endpoint::Unix(_) => depths.get(&held.listener.inode).copied(),
+                Endpoint::Tcp(_) => sock_diag::tcp_queue(&held.listener.fd).ok(),
+            };
+            let Some(depth) = depth else { continue };
+            // Every endpoint has its entry from the last look: a thousand paths are not written again each time.
+            let endpoint = before.remove_entry(&held.plan.endpoint).map_or_else(|| held.plan.endpoint.clone(), |(endpoint, _)| endpoint);
+            match held.plan.endpoint {
+                Endpoint::Unix(_) => drop(queues.insert(endpoint, depth)),
+                Endpoint::Tcp(_) => drop(queues.entry(endpoint).and_modify(|sum| sum.now += depth.now).or_insert(depth)),
             }
         }
         self.health.queues = queues;
@@ -106,7 +110,9 @@ impl Supervisor {
     fn look_at_shard(&mut self, id: &MasterId) {
         let Some(master) = self.masters.get(id) else { return };
         let beat = self.health.beats.get(&id.shard).filter(|(whose, _)| whose == id).map(|(_, beat)| *beat);
-        let pools: Vec<PoolSample> = master.blueprint.plan.placements.iter().map(|placement| self.pool_sample(placement)).collect();
+        let plans: HashMap<&PoolName, &PoolPlan> = self.draft.plan.pools.iter().map(|pool| (&pool.pool, pool)).collect();
+        let placements = master.blueprint.plan.placements.iter();
+        let pools: Vec<PoolSample> = placements.map(|placement| self.pool_sample(placement, plans.get(&placement.pool).copied())).collect();
         let asked = self.health.records.entry(id.shard.clone()).or_default().probe_plan(PROBES_PER_INTERVAL);
         let questions: Vec<(PoolName, Question)> = asked
             .into_iter()
@@ -128,8 +134,7 @@ impl Supervisor {
         }));
     }
 
-    fn pool_sample(&self, placement: &crate::model::plan::Placement) -> PoolSample {
-        let pool = self.draft.plan.pool(&placement.pool);
+    fn pool_sample(&self, placement: &Placement, pool: Option<&PoolPlan>) -> PoolSample {
         PoolSample {
             pool: placement.pool.clone(),
             pm: pool.map_or(crate::model::pool::ProcessManager::Dynamic, |pool| pool.pm),
