@@ -224,7 +224,7 @@ impl Supervisor {
         let answer = match failure {
             None => {
                 tracing::info!(job, verb, took_ms, "job done");
-                Reply::Done { message: done_message(&kind, &shards), shards }
+                Reply::Done { message: done_message(&kind, &shards, self.draft.plan.quarantined.len()), shards }
             }
             Some(failure) => {
                 let whose = failure.shard.as_ref().map(ToString::to_string).unwrap_or_default();
@@ -290,16 +290,27 @@ fn reply(replies: Option<ReplySink>, answer: Reply) {
     }
 }
 
-fn done_message(kind: &JobKind, shards: &[ShardRuns]) -> String {
+fn done_message(kind: &JobKind, shards: &[ShardRuns], kept_out: usize) -> String {
     let count = shards.iter().filter(|runs| runs.outcome == "changed").count();
     let shards = if count == 1 { "1 shard".to_owned() } else { format!("{count} shards") };
     match kind {
         JobKind::Restart | JobKind::Heal => format!("{shards} restarted"),
-        JobKind::Apply if count == 0 => "nothing differs".to_owned(),
-        JobKind::Apply => format!("{shards} changed"),
+        JobKind::Apply => {
+            let changed = if count == 0 { "nothing differs".to_owned() } else { format!("{shards} changed") };
+            changed + &bad_pools(kept_out)
+        }
         JobKind::Park => "parked".to_owned(),
         JobKind::Drain => "drained".to_owned(),
         JobKind::Unpark => "serving".to_owned(),
+    }
+}
+
+/// Gives what a reload that is done has to say of pools it did not take in as they are written.
+fn bad_pools(count: usize) -> String {
+    match count {
+        0 => String::new(),
+        1 => "; 1 pool is not as its files say: see polyfpm status".to_owned(),
+        _ => format!("; {count} pools are not as their files say: see polyfpm status"),
     }
 }
 
@@ -336,6 +347,17 @@ fn busy(job: &JobView) -> Reply {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reload_tells_of_the_pools_it_did_not_take_in() {
+        for (kept_out, message) in [
+            (0, "nothing differs"),
+            (1, "nothing differs; 1 pool is not as its files say: see polyfpm status"),
+            (2, "nothing differs; 2 pools are not as their files say: see polyfpm status"),
+        ] {
+            assert_eq!(done_message(&JobKind::Apply, &[], kept_out), message);
+        }
+    }
 
     #[test]
     fn no_wish_is_lost_to_another() {
