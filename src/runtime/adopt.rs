@@ -113,6 +113,7 @@ impl Supervisor {
             pid: Some(pid),
             process: Some(process),
             alive: true,
+            reopen_when_ready: false,
             directory: directory.to_owned(),
             status,
             tasks,

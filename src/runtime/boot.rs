@@ -286,10 +286,7 @@ impl Supervisor {
                 let generation = master.generation;
                 self.feed_master(&master, Input::Gone { generation });
             }
-            Event::Ready { master } => {
-                let generation = master.generation;
-                self.feed_master(&master, Input::Ready { generation });
-            }
+            Event::Ready { master } => self.master_ready(&master),
             Event::Heartbeat { master, text } => self.heartbeat(&master, &text),
             Event::Proven { master, result } => {
                 let generation = master.generation;

@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::boot::told;
 use super::supervisor::{Phase, Supervisor};
 use crate::core::fleet::{Busy, JobFailure, JobKind, JobOrder, NginxStep};
-use crate::core::shard::Input;
+use crate::core::shard::{Input, Shard, Stage};
 use crate::edge::control::replies::ReplySink;
 use crate::edge::control::server::Call;
-use crate::model::ids::{PoolName, ShardId};
+use crate::model::ids::{MasterId, PoolName, ShardId};
 use crate::model::snapshot::JobView;
 use crate::model::wire::{Command, ErrorCode, Progress, Reply, Selection, ShardRuns};
 
@@ -272,14 +272,31 @@ impl Supervisor {
         self.carry_out(actions);
     }
 
-    /// Tells every master to reopen its logs (SIGUSR1); gives how many were told.
+    /// Tells every master to reopen its logs (SIGUSR1); gives how many were told. One that is not ready has no handler for
+    /// the signal yet and would be ended by it: it is told when it is.
     pub(super) fn reopen_logs(&mut self) -> usize {
-        let living = self.masters.values().filter(|master| master.alive);
-        living.filter(|master| master.signal(&self.children, nix::sys::signal::Signal::SIGUSR1).is_ok()).count()
+        let living: Vec<MasterId> = self.masters.values().filter(|master| master.alive).map(|master| master.id.clone()).collect();
+        living.iter().filter(|id| self.reopen_log(id)).count()
+    }
+
+    fn reopen_log(&mut self, id: &MasterId) -> bool {
+        let birth = self.fleet.shard(&id.shard).and_then(Shard::birth).filter(|birth| birth.generation == id.generation);
+        let ready = birth.is_none_or(|birth| !matches!(birth.stage, Stage::Launching | Stage::AwaitingReady));
+        let Some(master) = self.masters.get_mut(id) else { return false };
+        master.reopen_when_ready = !ready;
+        !ready || master.signal(&self.children, nix::sys::signal::Signal::SIGUSR1).is_ok()
+    }
+
+    /// Hears that a master is ready.
+    pub(super) fn master_ready(&mut self, id: &MasterId) {
+        self.feed_master(id, Input::Ready { generation: id.generation });
+        if self.masters.get(id).is_some_and(|master| master.reopen_when_ready) {
+            self.reopen_log(id);
+        }
     }
 
     /// Feeds an input to a master's shard.
-    pub(super) fn feed_master(&mut self, id: &crate::model::ids::MasterId, input: Input) {
+    pub(super) fn feed_master(&mut self, id: &MasterId, input: Input) {
         self.feed(&id.shard.clone(), input);
     }
 }

@@ -96,6 +96,7 @@ impl Supervisor {
                     pid: Some(pid),
                     process: None,
                     alive: true,
+                    reopen_when_ready: false,
                     directory,
                     status,
                     tasks,

@@ -39,6 +39,8 @@ pub(super) struct Master {
     pub(super) process: Option<pidfd::Held>,
     /// Whether the master process itself is alive.
     pub alive: bool,
+    /// Whether it has to reopen its logs once it is ready.
+    pub reopen_when_ready: bool,
     /// Its private directory.
     pub directory: PathBuf,
     /// Its private status sockets: pool and path.

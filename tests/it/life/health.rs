@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{SOON, all_ready, plain, round_robin, served_by};
+use super::{SOON, all_ready, nginx_is_current, plain, round_robin, served_by};
 use crate::support::{Clients, Load, Peer, Request, Sandbox, children, eventually, never, queue, until_shards};
 
 /// Looks often, and gives up soon.
@@ -122,6 +122,7 @@ fn looking_wakes_no_on_demand_pool() {
     }
     host.front_at_old_paths(&["www"]);
     host.run();
+    nginx_is_current(&host);
     let idle_workers = || {
         let master = host.masters()[0];
         let titles = children(master).into_iter().map(|pid| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default());

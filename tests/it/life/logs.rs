@@ -52,6 +52,23 @@ fn sigusr1_reaches_every_master_and_reopen_does_the_same() {
 }
 
 #[test]
+fn sigusr1_ends_no_master_that_is_starting_and_reaches_it_in_the_end() {
+    let host = plain(|_| {});
+    let mut restart = host.begin(&["restart"], "log/restart");
+    let log = host.ground().path("log/php-fpm.error");
+    let mut rotations = 0;
+    eventually(SOON, "the restart has ended", || {
+        std::fs::rename(&log, host.ground().path(&format!("log/php-fpm.error.{rotations}"))).ok();
+        rotations += 1;
+        host.signal(Signal::SIGUSR1);
+        restart.ended()
+    });
+    assert_eq!(restart.exit_code(SOON), 0, "{}", restart.output());
+    let masters = host.masters();
+    eventually(SOON, "every master has the log that is there open", || masters.iter().all(|master| has_open(*master, &log)).then_some(()));
+}
+
+#[test]
 fn the_operators_error_log_keeps_its_place_and_its_owner() {
     let host = plain(|host| {
         let log = host.ground().write("log/php-fpm.error", "the operator's line\n");

@@ -36,7 +36,7 @@ fn round_robin(prepare: impl FnOnce(&mut Sandbox)) -> Sandbox {
 
 /// Sends NGINX through the generated upstream, once it is there.
 fn behind_upstream(host: &Sandbox) {
-    eventually(SOON, "the include is current", || (host.status()["nginx"]["state"] == "current").then_some(()));
+    nginx_is_current(host);
     host.edit(&Site::one(Route::new("www", &Sandbox::upstream("www"))));
 }
 
@@ -47,7 +47,14 @@ fn plain(prepare: impl FnOnce(&mut Sandbox)) -> Sandbox {
     prepare(&mut host);
     host.front_at_old_paths(&["www"]);
     host.run();
+    nginx_is_current(&host);
     host
+}
+
+/// Waits until the include is written and NGINX has been reloaded.
+#[track_caller]
+fn nginx_is_current(host: &Sandbox) {
+    eventually(SOON, "the include is current", || (host.status()["nginx"]["state"] == "current").then_some(()));
 }
 
 /// Lets time pass.
