@@ -16,6 +16,7 @@ mod health;
 mod journal;
 mod launch;
 mod leftovers;
+mod lending;
 mod listens;
 mod master;
 mod nginx;

@@ -79,10 +79,29 @@ pub(super) type SocketSet = Vec<Held>;
 
 #[derive(Debug)]
 struct Published {
-    listener: Arc<Listener>,
+    /// Absent once it was closed while the path is lent.
+    listener: Option<Arc<Listener>>,
     handover: Handover,
     /// The sibling's file that stands at the path while it is lent (design, rule 9).
     lent: Option<FileId>,
+}
+
+impl Published {
+    /// Gives the file that stands at the path.
+    fn file(&self) -> Option<FileId> {
+        self.lent.or_else(|| self.listener.as_ref()?.file_id())
+    }
+
+    fn has(&self, listener: &Arc<Listener>) -> bool {
+        self.listener.as_ref().is_some_and(|own| Arc::ptr_eq(own, listener))
+    }
+
+    /// Removes the temporary name of the listener.
+    fn discard(&self) {
+        if let Some(listener) = &self.listener {
+            discard_listener(listener);
+        }
+    }
 }
 
 /// How a new listener comes to its endpoint.
@@ -122,7 +141,8 @@ impl Sockets {
     fn fitting(&self, master: &MasterId, plan: &ListenerPlan, held: &[Held], binding: Binding) -> Option<Held> {
         if plan.handover == Handover::Share {
             let published = self.published.get(&plan.endpoint).filter(|published| published.handover == Handover::Share)?;
-            return Some(Held { plan: plan.clone(), listener: Arc::clone(&published.listener), bound_for: master.clone() });
+            let listener = Arc::clone(published.listener.as_ref()?);
+            return Some(Held { plan: plan.clone(), listener, bound_for: master.clone() });
         }
         let mine = held.iter().find(|held| held.plan.endpoint == plan.endpoint && held.plan.handover == plan.handover);
         mine.filter(|_| binding == Binding::AtOnce).map(|held| Held { plan: plan.clone(), ..held.clone() })
@@ -163,13 +183,13 @@ impl Sockets {
         }
         self.retiring.remove(&held.plan.endpoint);
         self.found_lent.remove(&held.plan.endpoint);
-        let published = Published { listener: Arc::clone(&held.listener), handover: held.plan.handover, lent: None };
+        let published = Published { listener: Some(Arc::clone(&held.listener)), handover: held.plan.handover, lent: None };
         self.published.insert(held.plan.endpoint.clone(), published);
         Ok(())
     }
 
     fn expected(&self, endpoint: &Endpoint) -> Expected {
-        let standing = self.published.get(endpoint).and_then(|published| published.lent.or_else(|| published.listener.file_id()));
+        let standing = self.published.get(endpoint).and_then(Published::file);
         let standing = standing.or_else(|| self.found_lent.get(endpoint).copied());
         standing.map_or(Expected::Free, Expected::Ours)
     }
@@ -187,7 +207,7 @@ impl Sockets {
                 Ok(()) => taken.push((held, before)),
                 Err(error) => {
                     if let Some(before) = before {
-                        discard_listener(&before.listener);
+                        before.discard();
                         self.published.insert(held.plan.endpoint.clone(), before);
                     }
                     self.give_back(taken);
@@ -197,7 +217,7 @@ impl Sockets {
         }
         for (_, before) in &taken {
             if let Some(before) = before {
-                discard_listener(&before.listener);
+                before.discard();
             }
         }
         Ok(())
@@ -206,10 +226,11 @@ impl Sockets {
     /// Links the file that stands at a path to its temporary name, so that it can come back.
     fn keep_aside(&mut self, held: &Held) -> Option<Published> {
         let before = self.published.get(&held.plan.endpoint)?;
-        let before = Published { listener: Arc::clone(&before.listener), handover: before.handover, lent: before.lent };
+        let before = Published { listener: before.listener.clone(), handover: before.handover, lent: before.lent };
         if let Endpoint::Unix(path) = &held.plan.endpoint
             && before.lent.is_none()
-            && let Err(error) = listener::keep_aside(&before.listener, path)
+            && let Some(listener) = &before.listener
+            && let Err(error) = listener::keep_aside(listener, path)
         {
             tracing::debug!(endpoint = %held.plan.endpoint, error = %error, "old listener was not kept aside");
         }
@@ -222,7 +243,9 @@ impl Sockets {
             match before {
                 Some(before) => {
                     let expected = held.listener.file_id().map_or(Expected::Free, Expected::Ours);
-                    if let Err(error) = listener::publish(&before.listener, path, expected) {
+                    if let Some(listener) = &before.listener
+                        && let Err(error) = listener::publish(listener, path, expected)
+                    {
                         tracing::error!(endpoint = %held.plan.endpoint, error = %error, "path was not given back");
                     }
                     self.published.insert(held.plan.endpoint.clone(), before);
@@ -234,9 +257,7 @@ impl Sockets {
 
     /// Tells whether clients that connect now reach this listener.
     pub(super) fn is_public(&self, held: &Held) -> bool {
-        self.published
-            .get(&held.plan.endpoint)
-            .is_some_and(|published| Arc::ptr_eq(&published.listener, &held.listener) && published.lent.is_none())
+        self.published.get(&held.plan.endpoint).is_some_and(|published| published.has(&held.listener) && published.lent.is_none())
             || self.is_steered_to(held)
     }
 
@@ -256,7 +277,7 @@ impl Sockets {
         let all: Vec<MasterId> = targets.iter().map(|(_, held)| held.bound_for.clone()).collect();
         let steer = |source| SocketError::Steer { endpoint: Endpoint::Tcp(address), source };
         group.point(&steering_table(targets), &all).map_err(steer)?;
-        let published = Published { listener: Arc::clone(&first.listener), handover: Handover::Steer, lent: None };
+        let published = Published { listener: Some(Arc::clone(&first.listener)), handover: Handover::Steer, lent: None };
         self.published.insert(Endpoint::Tcp(address), published);
         self.retiring.remove(&Endpoint::Tcp(address));
         Ok(())
@@ -265,9 +286,13 @@ impl Sockets {
     /// Takes an endpoint out of use: who connects now is refused, who waits is served by whoever holds the listener.
     pub(super) fn unpublish(&mut self, endpoint: &Endpoint) {
         self.retiring.remove(endpoint);
-        let published = self.published.remove(endpoint).and_then(|published| published.lent.or_else(|| published.listener.file_id()));
+        let published = self.published.remove(endpoint);
+        if let Some(published) = published.as_ref().filter(|published| published.lent.is_some()) {
+            // Its own file was kept aside for the day it takes the path back.
+            published.discard();
+        }
         let found_lent = self.found_lent.remove(endpoint);
-        if let (Endpoint::Unix(path), Some(file)) = (endpoint, published.or(found_lent))
+        if let (Endpoint::Unix(path), Some(file)) = (endpoint, published.as_ref().and_then(Published::file).or(found_lent))
             && let Err(error) = listener::unpublish(path, file)
         {
             tracing::warn!(endpoint = %endpoint, error = %error, "socket file was not removed");
@@ -290,7 +315,7 @@ impl Sockets {
 
     /// Notes that a listener stands at its public endpoint, as an earlier supervisor left it.
     pub(super) fn restore(&mut self, held: &Held) {
-        let published = Published { listener: Arc::clone(&held.listener), handover: held.plan.handover, lent: None };
+        let published = Published { listener: Some(Arc::clone(&held.listener)), handover: held.plan.handover, lent: None };
         self.published.entry(held.plan.endpoint.clone()).or_insert(published);
     }
 
@@ -320,20 +345,22 @@ impl Sockets {
     ///
     /// # Errors
     /// The link cannot be made; the path is as it was.
-    pub(super) fn lend(&mut self, dead: &Held, living: &Held) -> Result<(), SocketError> {
-        let (Endpoint::Unix(dead_path), Endpoint::Unix(living_path)) = (&dead.plan.endpoint, &living.plan.endpoint) else { return Ok(()) };
+    pub(super) fn lend(&mut self, dead: &ListenerPlan, living: &Held) -> Result<(), SocketError> {
+        let (Endpoint::Unix(dead_path), Endpoint::Unix(living_path)) = (&dead.endpoint, &living.plan.endpoint) else { return Ok(()) };
         let Some(file) = living.listener.file_id() else { return Ok(()) };
-        let expected = self.expected(&dead.plan.endpoint);
-        let Some(published) = self.published.get_mut(&dead.plan.endpoint) else { return Ok(()) };
-        if published.lent == Some(file) {
-            return Ok(());
-        }
-        let error = |source| publish_error(&dead.plan, source);
-        if published.lent.is_none() {
-            listener::keep_aside(&dead.listener, dead_path).map_err(error)?;
+        let expected = self.expected(&dead.endpoint);
+        let error = |source| publish_error(dead, source);
+        let published = self.published.get_mut(&dead.endpoint);
+        match &published {
+            None if !self.found_lent.contains_key(&dead.endpoint) => return Ok(()),
+            Some(Published { lent: None, listener: Some(listener), .. }) => listener::keep_aside(listener, dead_path).map_err(error)?,
+            None | Some(_) => {}
         }
         listener::lend(living_path, file, dead_path, expected).map_err(error)?;
-        published.lent = Some(file);
+        match published {
+            Some(published) => published.lent = Some(file),
+            None => drop(self.found_lent.insert(dead.endpoint.clone(), file)),
+        }
         Ok(())
     }
 
@@ -351,9 +378,12 @@ impl Sockets {
         Ok(())
     }
 
-    /// Leaves lent paths to the siblings for good: their listeners are about to be closed.
+    /// Leaves lent paths to the siblings: their own listeners are about to be closed.
     pub(super) fn forget_lent(&mut self, set: &[Held]) {
         for held in set {
+            if let Some(published) = self.published.get_mut(&held.plan.endpoint).filter(|published| published.has(&held.listener)) {
+                published.listener = None;
+            }
             discard(held);
         }
     }
@@ -361,6 +391,12 @@ impl Sockets {
     /// Tells whether the path of a listener is lent to a sibling.
     pub(super) fn is_lent(&self, held: &Held) -> bool {
         self.published.get(&held.plan.endpoint).is_some_and(|published| published.lent.is_some())
+    }
+
+    /// Tells whether a path is lent to this listener of a sibling.
+    pub(super) fn is_lent_to(&self, endpoint: &Endpoint, living: &Held) -> bool {
+        let lent = self.published.get(endpoint).and_then(|published| published.lent).or_else(|| self.found_lent.get(endpoint).copied());
+        lent.is_some() && lent == living.listener.file_id()
     }
 
     /// Closes what is kept of a master's sockets that no other set shares.

@@ -26,7 +26,6 @@ use crate::edge::control::replies::ReplySink;
 use crate::edge::service::Service;
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::{MasterId, ShardId};
-use crate::model::plan::Routing;
 use crate::model::settings::Settings;
 use crate::model::snapshot::Snapshot;
 use crate::model::time::Moment;
@@ -279,64 +278,6 @@ impl Supervisor {
         }
     }
 
-    /// Gives the paths of a shard without a master to living siblings (design, rule 9).
-    fn lend(&mut self, id: &ShardId) {
-        let Some(set) = self.held.get(id).cloned() else { return };
-        for dead in &set {
-            let split = self.draft.plan.pool(&dead.plan.pool).is_some_and(|pool| pool.routing == Routing::Split);
-            let Some(living) = split.then(|| self.sibling_of(id, dead)).flatten() else { continue };
-            match self.sockets.lend(dead, &living) {
-                Ok(()) => tracing::info!(shard = %id, endpoint = %dead.plan.endpoint, to = %living.plan.endpoint, "path lent to a sibling"),
-                Err(error) => tracing::warn!(shard = %id, error = %super::chain(&error), "path was not lent"),
-            }
-        }
-        let steered: SocketSet = set.into_iter().filter(|held| matches!(held.plan.endpoint, Endpoint::Tcp(_))).collect();
-        if self.is_down(id)
-            && let Err(error) = self.point_to_others(id, &steered)
-        {
-            tracing::warn!(shard = %id, error = %super::chain(&error), "connections were not steered away");
-        }
-    }
-
-    fn point_to_others(&mut self, id: &ShardId, set: &SocketSet) -> Result<(), super::sockets::SocketError> {
-        for held in set {
-            let other = self.held.iter().filter(|(other, _)| *other != id && !self.is_down(other));
-            let theirs = other.flat_map(|(_, set)| set).find(|theirs| theirs.plan.endpoint == held.plan.endpoint).cloned();
-            if let Some(theirs) = theirs {
-                self.point_addresses(&vec![theirs])?;
-            }
-        }
-        Ok(())
-    }
-
-    fn sibling_of(&self, id: &ShardId, dead: &Held) -> Option<Held> {
-        self.held
-            .iter()
-            .filter(|(other, _)| *other != id && self.fleet.shard(other).is_some_and(|shard| shard.serving().is_some()))
-            .flat_map(|(_, set)| set)
-            .find(|held| {
-                held.plan.pool == dead.plan.pool && matches!(held.plan.endpoint, Endpoint::Unix(_)) && self.sockets.is_public(held)
-            })
-            .cloned()
-    }
-
-    fn take_back(&mut self, id: &ShardId) {
-        let Some(set) = self.held.get(id).cloned() else { return };
-        let result = self.sockets.take_back(&set).and_then(|()| self.point_addresses(&set));
-        if let Err(error) = result {
-            tracing::error!(shard = %id, error = %super::chain(&error), "lent path was not taken back");
-        }
-    }
-
-    /// Closes the listeners of a halted shard whose paths a sibling serves: what waits there would wait for ever.
-    fn close_held(&mut self, id: &ShardId) {
-        let Some(set) = self.held.remove(id) else { return };
-        let (lent, kept): (SocketSet, SocketSet) = set.into_iter().partition(|held| self.sockets.is_lent(held));
-        self.held.insert(id.clone(), kept);
-        self.sockets.forget_lent(&lent);
-        self.sockets.release(lent);
-    }
-
     fn note(&mut self, id: &MasterId, note: &shard::Note) {
         let pid = self.masters.get(id).and_then(|master| master.pid).map(nix::unistd::Pid::as_raw);
         self.snapshot_dirty = true;
@@ -346,6 +287,7 @@ impl Supervisor {
         {
             self.good.insert(id.shard.clone(), Rc::clone(&master.blueprint));
             self.health.began_serving(&id.shard);
+            self.lend_anew();
         }
     }
 }

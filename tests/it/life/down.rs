@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use super::{AT_ONCE, SOON, all_ready, pause, round_robin, served_by};
-use crate::support::{Clients, Load, Sandbox, Shard, alive, eventually, until_shards};
+use crate::support::{Clients, Load, Route, Sandbox, Shard, Site, alive, eventually, until_shards};
 
 /// How long each state is watched under load.
 const WATCHED: Duration = Duration::from_millis(1500);
@@ -55,6 +58,129 @@ fn the_first_shard_can_be_parked_as_well() {
 }
 
 #[test]
+fn a_lent_path_follows_its_sibling_through_restart_and_crash() {
+    let host = round_robin(|_| {});
+    let load = Load::start(host.ground(), host.nginx(), "www", Clients::one_each(4), &[]);
+    host.does(&["park", "default/2"]);
+    for generation in [2, 3] {
+        host.does(&["restart"]);
+        load.run_for(Duration::from_millis(500));
+        assert_eq!(host.shards()[0].generation, generation);
+    }
+    let victim = pid(&host.shards(), "default/1").expect("a master");
+    kill(Pid::from_raw(victim), Signal::SIGKILL).unwrap();
+    until_shards(&host, "the sibling has a new master", |shards| shards[0].generation == 4 && shards[0].pid.is_some());
+    load.run_for(Duration::from_millis(500));
+    let serving = pid(&host.shards(), "default/1").expect("a master");
+    assert!(served_by(&host, 20).iter().all(|master| *master == serving));
+    host.does(&["unpark", "default/2"]);
+    all_ready(&host);
+    load.run_for(Duration::from_millis(500));
+    load.finish(host.ground()).assert_nothing_lost(300);
+}
+
+#[test]
+fn when_all_were_down_the_first_that_is_back_serves_for_all() {
+    let host = round_robin(|_| {});
+    host.does(&["park", "default/1"]);
+    host.does(&["park", "default/2"]);
+    let waiting = std::thread::scope(|scope| {
+        let nginx = host.nginx();
+        let waiting: Vec<_> = (0..4).map(|id| scope.spawn(move || nginx.body(&format!("/www/hello.php?id={id}")))).collect();
+        pause(Duration::from_millis(300));
+        host.does(&["unpark", "default/1"]);
+        let serving = pid(&host.shards(), "default/1").expect("a master");
+        assert!(served_by(&host, 20).iter().all(|master| *master == serving), "the other's path leads here");
+        host.does(&["unpark", "default/2"]);
+        waiting.into_iter().map(|answer| answer.join().expect("an answer")).collect::<Vec<_>>()
+    });
+    for (id, answer) in waiting.iter().enumerate() {
+        assert!(answer.contains(&format!("hello {id}")), "{answer}");
+    }
+    let masters: std::collections::BTreeSet<i32> = served_by(&host, 20).into_iter().collect();
+    assert_eq!(masters.len(), 2, "both serve again");
+}
+
+#[test]
+fn requests_of_a_parked_whole_pool_wait_for_its_return() {
+    let host = super::plain(|host| host.set("shards", "routing", "whole"));
+    let Shard { shard: on, pid, .. } = host.shards().into_iter().find(|shard| shard.pools == ["www"]).expect("the pool's shard");
+    host.does(&["park", &on]);
+    eventually(SOON, "its master is gone", || pid.filter(|pid| !alive(*pid)));
+    let answer = std::thread::scope(|scope| {
+        let nginx = host.nginx();
+        let waiting = scope.spawn(move || nginx.body("/www/hello.php?id=7"));
+        pause(Duration::from_millis(300));
+        assert!(!waiting.is_finished());
+        host.does(&["unpark", &on]);
+        waiting.join().expect("an answer")
+    });
+    assert!(answer.contains("hello 7"), "{answer}");
+}
+
+/// Parks a shard of a pool that is reached otherwise, under load.
+fn parked_under_load(host: &Sandbox) {
+    let stays = pid(&host.shards(), "default/1").expect("a master");
+    let load = Load::start(host.ground(), host.nginx(), "www", Clients::one_each(4), &[]);
+    load.run_for(Duration::from_millis(500));
+    host.does(&["park", "default/2"]);
+    assert!(served_by(host, 20).iter().all(|master| *master == stays));
+    host.does(&["restart"]);
+    load.run_for(Duration::from_millis(500));
+    host.does(&["unpark", "default/2"]);
+    all_ready(host);
+    load.run_for(Duration::from_millis(500));
+    load.finish(host.ground()).assert_nothing_lost(200);
+}
+
+#[test]
+fn a_shared_pool_loses_nothing_when_a_shard_is_parked() {
+    parked_under_load(&super::plain(|host| host.set("shards", "routing", "shared")));
+}
+
+#[test]
+fn a_tcp_pool_loses_nothing_when_a_shard_is_parked() {
+    let mut host = Sandbox::new();
+    let address = format!("127.0.0.1:{}", host.ground().port());
+    host.pool_at("www", &address, 8, "");
+    host.front(&Site::one(Route::new("www", &address)));
+    host.run();
+    parked_under_load(&host);
+}
+
+#[test]
+fn stopping_leaves_nothing_whatever_the_shards_do() {
+    let mut host = round_robin(|host| {
+        let ini = host.ground().write("php.ini", "memory_limit = 128M\n").display().to_string();
+        host.set("php", "ini", ini);
+        host.set("restart", "give_up_after", 2);
+    });
+    host.does(&["park", "default/2"]);
+    host.does(&["restart"]);
+    host.signal(Signal::SIGTERM);
+    host.ends();
+
+    host.run();
+    host.does(&["park", "default/1"]);
+    host.does(&["park", "default/2"]);
+    host.signal(Signal::SIGTERM);
+    host.ends();
+
+    for (give_up, verdict) in [(2, "halted"), (9, "flapping")] {
+        host.set("restart", "give_up_after", give_up);
+        host.set("restart", "backoff", "30s");
+        host.run();
+        host.ground().write("php.ini", "opcache.preload = /nowhere/preload.php\nopcache.preload_user = www-data\n");
+        let victim = pid(&host.shards(), "default/2").expect("a master");
+        kill(Pid::from_raw(victim), Signal::SIGKILL).unwrap();
+        until_shards(&host, "the shard is down", |shards| shards[1].verdict == verdict);
+        host.signal(Signal::SIGTERM);
+        host.ends();
+        host.ground().write("php.ini", "memory_limit = 128M\n");
+    }
+}
+
+#[test]
 fn a_drained_shard_leaves_the_upstream_first() {
     let host = round_robin(|_| {});
     let include = || host.ground().read("nginx/conf.d/polyfpm.conf");
@@ -87,7 +213,7 @@ fn a_shard_whose_master_cannot_start_is_halted_and_nobody_waits_for_it() {
     // A preload script that is missing ends every new master with code 78.
     host.ground().write("php.ini", "opcache.preload = /nowhere/preload.php\nopcache.preload_user = www-data\n");
     let (victim, stays) = (pid(&host.shards(), "default/2").expect("a master"), pid(&host.shards(), "default/1").expect("a master"));
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(victim), nix::sys::signal::Signal::SIGKILL).unwrap();
+    kill(Pid::from_raw(victim), Signal::SIGKILL).unwrap();
     let halted = until_shards(&host, "the shard is halted", |shards| shards.iter().any(|shard| shard.verdict == "halted"));
     let began = load.now();
     let shard = halted.iter().find(|shard| shard.shard == "default/2").expect("the shard");
