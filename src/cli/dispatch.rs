@@ -1,6 +1,6 @@
 //! From the command line to the command.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -157,6 +157,7 @@ fn with_draft(file: &Path, act: impl FnOnce(&Draft, &Bench) -> Exit) -> Exit {
         former_plan: None,
         barred: Vec::new(),
         serving: BTreeMap::new(),
+        proven: BTreeSet::new(),
         trials: Trials::None,
     };
     match bench.runtime.block_on(draft::read(&bench.children, &input)) {

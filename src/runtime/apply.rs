@@ -1,6 +1,6 @@
 //! Bringing what runs in line with what was read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -11,7 +11,7 @@ use super::events::Event;
 use super::supervisor::Supervisor;
 use crate::core::fleet::{JobKind, JobOrder, NginxStep};
 use crate::core::shard::{Timing, Wanted};
-use crate::model::ids::{MasterId, ShardId};
+use crate::model::ids::{MasterId, PoolName, ShardId};
 use crate::model::plan::Fingerprint;
 use crate::model::settings::Settings;
 use crate::model::wire::{ErrorCode, Reply};
@@ -57,12 +57,14 @@ impl Supervisor {
             told(self.service.reloading());
         }
         let serving = self.serving_fingerprints();
+        let proven = self.proven_pools();
         let input = ReadingInput {
             file: self.settings.file.clone(),
             previous: Some(Rc::clone(&self.draft)),
             former_plan: None,
             barred: self.barred.all(),
             serving,
+            proven,
             trials: Trials::Changed,
         };
         let (children, events) = (self.children.clone(), self.events.clone());
@@ -70,6 +72,13 @@ impl Supervisor {
             let result = draft::read(&children, &input).await;
             super::tell(&events, Event::Drafted(Box::new(result))).await;
         }));
+    }
+
+    /// Gives the pools that a master has served with, adopted ones included.
+    fn proven_pools(&self) -> BTreeSet<PoolName> {
+        let serving = self.fleet.shards().filter_map(|shard| self.masters.get(&MasterId::new(shard.id(), shard.serving()?.0)));
+        let served = self.good.values().chain(serving.map(|master| &master.blueprint));
+        served.flat_map(|blueprint| &blueprint.plan.placements).map(|placement| placement.pool.clone()).collect()
     }
 
     /// Gives the fingerprint of what serves each shard.

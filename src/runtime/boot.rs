@@ -103,6 +103,7 @@ pub fn run(file: &Path) -> Result<(), RunError> {
             former_plan: adopt::former_plan(&settings.runtime_directory),
             barred: Vec::new(),
             serving: BTreeMap::new(),
+            proven: BTreeSet::new(),
             trials: Trials::None,
         };
         let outcome = match draft::read(&children, &input).await {

@@ -3,7 +3,7 @@
 //! A reading changes nothing. It runs as a task beside the loop, which compares its result with what runs and hands over
 //! what differs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
@@ -81,6 +81,9 @@ pub struct ReadingInput {
     pub barred: Vec<Quarantined>,
     /// The fingerprints that serve now.
     pub serving: BTreeMap<ShardId, Fingerprint>,
+    /// Pools that a master has served with: what the previous draft says of them is known to be good. At boot nothing is tried,
+    /// so the first draft alone proves nothing.
+    pub proven: BTreeSet<PoolName>,
     /// Which configurations are tried.
     pub trials: Trials,
 }
@@ -126,6 +129,7 @@ pub async fn read(children: &Children, input: &ReadingInput) -> DraftResult {
         barred: input.barred.clone(),
         previous,
         former_plan,
+        proven: input.proven.clone(),
     };
     workshop.keep_last_good();
     let mut made = workshop.make()?;
@@ -160,6 +164,7 @@ pub(super) struct Workshop {
     pub(super) barred: Vec<Quarantined>,
     pub(super) previous: Option<Rc<Draft>>,
     pub(super) former_plan: Option<Plan>,
+    pub(super) proven: BTreeSet<PoolName>,
 }
 
 /// A plan with its blueprints.
@@ -175,7 +180,7 @@ impl Workshop {
         let Some(previous) = &self.previous else { return };
         let (mut kept, mut out) = (Vec::new(), Vec::new());
         for mut bad in std::mem::take(&mut self.quarantined) {
-            match previous.files.pools.iter().find(|pool| pool.name == bad.pool) {
+            match previous.files.pools.iter().find(|pool| pool.name == bad.pool && self.proven.contains(&pool.name)) {
                 Some(good) => {
                     bad.problem.message.push_str("; the pool goes on as it last was good");
                     self.files.pools.push(good.clone());
@@ -193,7 +198,10 @@ impl Workshop {
         self.kept.append(&mut kept);
     }
 
-    pub(super) fn quarantine(&mut self, bad: Vec<Quarantined>) {
+    pub(super) fn quarantine(&mut self, mut bad: Vec<Quarantined>) {
+        // Each shard of a spread pool finds it.
+        let mut seen = BTreeSet::new();
+        bad.retain(|bad| seen.insert(bad.pool.clone()));
         self.files.pools.retain(|pool| !bad.iter().any(|bad| bad.pool == pool.name));
         self.quarantined.extend(bad);
         self.keep_last_good();

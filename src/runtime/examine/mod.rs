@@ -105,6 +105,7 @@ impl Examination<'_> {
             previous: None,
             former_plan: None,
             barred: Vec::new(),
+            proven: std::collections::BTreeSet::new(),
         };
         (problems, Some(workshop))
     }
@@ -119,6 +120,7 @@ impl Examination<'_> {
             former_plan: None,
             barred: Vec::new(),
             serving: std::collections::BTreeMap::new(),
+            proven: std::collections::BTreeSet::new(),
             trials: Trials::All,
         };
         match workshop.try_out(&made, &input).await {
