@@ -1,17 +1,18 @@
 //! Starting a master: its directory, its sockets, its configuration, its process.
 
+use std::cell::Cell;
 use std::ffi::OsString;
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, Permissions};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::blueprint::{Blueprint, Notifies, StderrChoice};
+use super::blueprint::{Blueprint, Notifies, StatusPoint, StderrChoice};
 use super::events::Event;
 use super::master::Master;
 use super::sockets::{Binding, SocketError, SocketSet};
@@ -35,6 +36,10 @@ const READY_POLL: Duration = Duration::from_millis(20);
 
 /// How often at the least a group is looked at until nothing of it is left.
 const LONGEST_GROUP_PAUSE: Duration = Duration::from_millis(160);
+
+/// How long READY may fail to come before the status socket is asked instead: it comes 20–50 ms after the start (P30), unless
+/// something between php-fpm and us, such as a security policy, swallows it.
+const TOLD_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long a master that can tell nothing of its readiness is given to fail: a php-fpm that refuses its configuration
 /// does so within 50 ms.
@@ -83,7 +88,7 @@ impl Supervisor {
         match self.start_process(id, &directory, &set, blueprint) {
             Ok((child, status, notify)) => {
                 let pid = child.pid();
-                let tasks = self.follow(id, child, notify, &status);
+                let tasks = self.follow(id, child, notify, (&status, blueprint));
                 let status = status.into_iter().map(|socket| (socket.pool, socket.path)).collect();
                 let blueprint = Rc::clone(blueprint);
                 let fds = set.iter().map(|held| held.listener.fd.as_raw_fd()).collect();
@@ -184,31 +189,28 @@ impl Supervisor {
         id: &MasterId,
         child: Child,
         notify: Option<NotifySocket>,
-        status: &[StatusSocket],
+        (status, blueprint): (&[StatusSocket], &Blueprint),
     ) -> Vec<tokio::task::JoinHandle<()>> {
         let exit = tokio::task::spawn_local(report_exit(id.clone(), child, self.events.clone(), self.children.clone()));
         // The exit is awaited even when the record of the master is dropped: somebody has to hear of it.
         drop(exit);
-        let task = match notify {
-            Some(notify) => tokio::task::spawn_local(hear(id.clone(), notify, self.events.clone())),
-            None => {
-                let ask = status.first().map(|socket| socket.path.clone());
-                let ping = self.masters_ping(id);
-                tokio::task::spawn_local(poll_ready(id.clone(), ask, ping, self.events.clone()))
+        let ask = status.first().map(|socket| socket.path.clone()).zip(blueprint.status.first().cloned());
+        match (notify, ask) {
+            (Some(notify), ask) => {
+                let told = Rc::new(Cell::new(false));
+                let hearing = tokio::task::spawn_local(hear(id.clone(), notify, Rc::clone(&told), self.events.clone()));
+                let asking = ask.map(|ask| tokio::task::spawn_local(ask_if_untold(id.clone(), ask, told, self.events.clone())));
+                std::iter::once(hearing).chain(asking).collect()
             }
-        };
-        vec![task]
+            (None, ask) => vec![tokio::task::spawn_local(poll_ready(id.clone(), ask, self.events.clone()))],
+        }
     }
 
     /// Starts the tasks that report an adopted master's heartbeat and end.
     pub(super) fn follow_adopted(&self, id: &MasterId, child: Child, notify: Option<NotifySocket>) -> Vec<tokio::task::JoinHandle<()>> {
         drop(tokio::task::spawn_local(report_exit(id.clone(), child, self.events.clone(), self.children.clone())));
-        notify.map(|notify| tokio::task::spawn_local(hear(id.clone(), notify, self.events.clone()))).into_iter().collect()
-    }
-
-    fn masters_ping(&self, id: &MasterId) -> Option<(String, String)> {
-        let blueprint = self.blueprint_for(&id.shard)?;
-        blueprint.status.first().map(|point| (point.ping_path.clone(), point.ping_response.clone()))
+        let told = Rc::new(Cell::new(false));
+        notify.map(|notify| tokio::task::spawn_local(hear(id.clone(), notify, told, self.events.clone()))).into_iter().collect()
     }
 
     pub(super) fn master_directory(&self, id: &MasterId) -> PathBuf {
@@ -236,8 +238,7 @@ fn group_lives(group: nix::unistd::Pid) -> bool {
     proc.pids().unwrap_or_default().into_iter().any(member)
 }
 
-async fn hear(id: MasterId, notify: NotifySocket, events: super::Events) {
-    let mut told = false;
+async fn hear(id: MasterId, notify: NotifySocket, told: Rc<Cell<bool>>, events: super::Events) {
     loop {
         let message = match notify.receive().await {
             Ok(message) => message,
@@ -247,8 +248,7 @@ async fn hear(id: MasterId, notify: NotifySocket, events: super::Events) {
             }
         };
         for line in message.text.lines() {
-            if line == "READY=1" && !told {
-                told = true;
+            if line == "READY=1" && !told.replace(true) {
                 super::tell(&events, Event::Ready { master: id.clone() }).await;
             } else if let Some(text) = line.strip_prefix("STATUS=") {
                 super::tell(&events, Event::Heartbeat { master: id.clone(), text: text.to_owned() }).await;
@@ -257,11 +257,20 @@ async fn hear(id: MasterId, notify: NotifySocket, events: super::Events) {
     }
 }
 
+/// Readiness of a php-fpm that could tell it and does not.
+async fn ask_if_untold(id: MasterId, ask: (PathBuf, StatusPoint), told: Rc<Cell<bool>>, events: super::Events) {
+    tokio::time::sleep(TOLD_WITHIN).await;
+    if !told.get() {
+        tracing::debug!(shard = %id.shard, gen = id.generation.0, "readiness was not told; the status socket is asked");
+        poll_ready(id, Some(ask), events).await;
+    }
+}
+
 /// Readiness of a php-fpm that does not tell it: its private status socket answers (P30, P31), or, before 8.0, it lives on.
-async fn poll_ready(id: MasterId, ask: Option<PathBuf>, ping: Option<(String, String)>, events: super::Events) {
-    if let (Some(path), Some((ping_path, response))) = (ask, ping) {
+async fn poll_ready(id: MasterId, ask: Option<(PathBuf, StatusPoint)>, events: super::Events) {
+    if let Some((path, point)) = ask {
         let target = Endpoint::Unix(path);
-        while fastcgi::ping(&target, &ping_path, &response, Duration::from_secs(1)).await.is_err() {
+        while fastcgi::ping(&target, &point.ping_path, &point.ping_response, Duration::from_secs(1)).await.is_err() {
             tokio::time::sleep(READY_POLL).await;
         }
     } else {
@@ -299,13 +308,14 @@ fn open_errors(path: &Path) -> Result<File, LaunchError> {
     File::options().append(true).create(true).mode(0o600).open(path).map_err(error)
 }
 
-/// Binds the private status sockets. Only root enters their directory: they run any script (P28).
+/// Binds the private status sockets: 0600 in a directory only root enters, since they run any script (P28).
 fn bind_status(directory: &Path, blueprint: &Blueprint) -> Result<Vec<StatusSocket>, LaunchError> {
     let mut sockets = Vec::new();
     for (number, point) in blueprint.status.iter().enumerate() {
         let path = directory.join(format!("s{number}"));
         let error = |source| LaunchError::File { step: "bind the status socket", path: path.clone(), source };
         let listener = UnixListener::bind(&path).map_err(error)?;
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(error)?;
         let fd = Arc::new(OwnedFd::from(listener));
         sockets.push(StatusSocket { pool: point.pool.clone(), alias: point.alias.clone(), path, fd });
     }
