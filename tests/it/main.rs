@@ -17,4 +17,5 @@ mod life;
 mod nginx_include;
 mod poolfiles;
 mod promise;
+mod reload;
 mod support;

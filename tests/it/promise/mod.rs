@@ -9,7 +9,6 @@ mod foreign;
 mod fresh;
 mod life;
 mod races;
-mod reload;
 mod rolling;
 mod routing;
 mod scale;
