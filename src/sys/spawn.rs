@@ -2,7 +2,7 @@
 //!
 //! Owns the way from a [`Command`] to a running program: a clean environment, outputs, session, affinity, limits,
 //! priority and exactly the descriptors named. It does not own the pid that comes out: only `sys::children` calls
-//! [`spawn`], because whoever waits for any child would otherwise steal the exit of this one.
+//! `spawn`, because whoever waits for any child would otherwise steal the exit of this one.
 //!
 //! What a php-fpm master has at exec, all its workers inherit (P17), so nothing is set afterwards from outside. The
 //! standard library forks, connects the outputs and reports a failed exec; one closure does the rest in the child. That

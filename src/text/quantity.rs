@@ -2,7 +2,7 @@
 //!
 //! Both readers refuse what two readers would understand differently. A bare number has no duration: php-fpm would take
 //! seconds, NGINX milliseconds in places. `M` is minutes to one person and months to the duration library, so only the
-//! units of [`DURATION_UNITS`] are taken. Sizes are powers of 1024 as in php.ini and systemd; `MB` is refused because half of
+//! units of `DURATION_UNITS` are taken. Sizes are powers of 1024 as in php.ini and systemd; `MB` is refused because half of
 //! its writers mean a power of 1000, and `MiB` because one way to write a size is enough.
 
 use std::time::Duration;

@@ -67,7 +67,7 @@ pub enum NginxStep {
 pub enum FleetAction {
     /// Something a shard asks for.
     Shard(Action),
-    /// Bring NGINX up to date and report with [`Fleet::nginx_done`].
+    /// Bring NGINX up to date and report with [`Fleet::nginx_done`](super::Fleet::nginx_done).
     Nginx,
     /// A job took a step.
     Progress {

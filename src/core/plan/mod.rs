@@ -5,9 +5,9 @@
 //! It decides and does nothing: the runtime compares the answer with what runs. The same input gives the same plan, and a
 //! plan made with the previous one at hand moves as little as it can, because whatever moves costs a restart of a shard.
 //!
-//! The steps, one module each: [`admit`] keeps out pools that php-fpm would refuse or that want another's socket, [`groups`]
-//! sorts the rest, [`cpus`] counts shards, [`reach`] finds each pool's clients, [`routing`] decides by them, [`seats`] places,
-//! [`division`] divides, [`listeners`] names sockets, [`hazards`] tells what voids the promise.
+//! The steps, one module each: `admit` keeps out pools that php-fpm would refuse or that want another's socket, `groups`
+//! sorts the rest, `cpus` counts shards, `reach` finds each pool's clients, `routing` decides by them, `seats` places,
+//! `division` divides, `listeners` names sockets, `hazards` tells what voids the promise.
 
 mod admit;
 mod assemble;

@@ -42,7 +42,7 @@ pub struct Tool {
 }
 
 impl Tool {
-    /// Takes the binary of `php`; `environment` is the masters' own, as [`environment`] makes it.
+    /// Takes the binary of `php`; `environment` is the masters' own, as [`environment()`] makes it.
     pub fn new(children: Children, php: Php, environment: Vec<(OsString, OsString)>) -> Self {
         Self { children, php, environment }
     }

@@ -1,7 +1,7 @@
 //! The settings file: as written, checked, resolved.
 //!
 //! [`load`] reads a file such as `/etc/polyfpm/php8.2.toml` and gives [`Settings`] with every default filled in, or every
-//! fault at once. [`locate`] finds the file an operator means. Whether the paths in the file exist is not asked here: the
+//! fault at once. [`locate()`] finds the file an operator means. Whether the paths in the file exist is not asked here: the
 //! adapters of php-fpm and NGINX tell that with more to say.
 //!
 //! Each table has a reader of its own; [`KEYS`] is the one list of keys, and tests hold reader, list, example file and

@@ -11,7 +11,7 @@ use super::publish::PublishError;
 use super::{Listener, Place};
 use crate::sys::directory::{Located, SafeDirectory, locate};
 
-/// Links the file of a public listener to the temporary name under which it was bound. [`publish`](super::publish) can then
+/// Links the file of a public listener to the temporary name under which it was bound. [`publish()`](super::publish()) can then
 /// give it a path again after another file has taken `public`, and [`Listener::discard`] removes the link.
 ///
 /// # Errors

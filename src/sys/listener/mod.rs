@@ -63,7 +63,7 @@ pub enum Place {
     Unix {
         /// The directory, with every link resolved.
         directory: PathBuf,
-        /// The temporary name in it that [`publish`] turns into the public one.
+        /// The temporary name in it that [`publish()`] turns into the public one.
         name: OsString,
         /// The file's identity, which stays through the rename.
         file: FileId,

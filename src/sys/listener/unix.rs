@@ -119,7 +119,7 @@ pub(super) fn by(holder: Option<&Holder>) -> String {
 
 /// Binds a socket under a temporary name, `public` with `suffix` (such as `.g7`) added, and listens.
 ///
-/// Clients find it only after [`publish`](super::publish). Its access is complete before anybody but root can connect. A
+/// Clients find it only after [`publish()`](super::publish()). Its access is complete before anybody but root can connect. A
 /// stale socket that an earlier run left under the temporary name is removed.
 ///
 /// # Errors

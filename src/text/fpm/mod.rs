@@ -1,6 +1,6 @@
 //! php-fpm's own configuration language: reading what the operator wrote, writing what a shard's master gets.
 //!
-//! [`read`] follows php-fpm rule by rule (sections that resume, includes the section runs through, quotes, constants,
+//! [`read()`] follows php-fpm rule by rule (sections that resume, includes the section runs through, quotes, constants,
 //! `${…}`, `$pool`, last and first wins), so that a file means the same to polyfpm as to the php-fpm it replaces.
 //! [`render_shard`] carries the operator's lines over as they stand and writes anew only what must differ per shard.
 //! Nothing here touches a file: the caller hands in the text of files and takes away bytes.
