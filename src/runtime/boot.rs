@@ -1,8 +1,6 @@
 //! The supervisor's life: what is set up before the first master, the loop, and the end.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,6 +28,7 @@ use crate::model::problem::{Problem, Severity};
 use crate::model::settings::Settings;
 use crate::model::time::Moment;
 use crate::sys::children::{Children, Subreaper};
+use crate::sys::directory::{make, own};
 use crate::sys::lock::{InstanceLock, LockError};
 use crate::sys::proc::Proc;
 use crate::sys::signals::{Received, Signals};
@@ -132,14 +131,17 @@ fn leave_instance(lock: InstanceLock, settings: &Settings) {
 /// Makes the runtime directory and takes the lock in it.
 async fn take_instance(settings: &Settings) -> Result<InstanceLock, RunError> {
     let directory = &settings.runtime_directory;
-    let system = |source| RunError::System { what: format!("make the runtime directory {}", directory.display()), source };
-    DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(system)?;
+    let system = |source| RunError::System {
+        what: format!("use the runtime directory {}", directory.display()),
+        source: std::io::Error::other(source),
+    };
+    // Whoever could change what is in it could hand us sockets, locks and state of theirs.
+    own(directory, 0o755).map_err(system)?;
     let lock = take_lock(&directory.join("lock")).await?;
     let masters = directory.join("m");
-    for path in [&masters, &settings.listen.directory] {
-        let mode = if *path == masters { 0o700 } else { 0o755 };
-        DirBuilder::new().recursive(true).mode(mode).create(path).map_err(system)?;
-    }
+    own(&masters, 0o700).map_err(system)?;
+    // Sockets may be beside those of the pools, where others may write: they are bound without following what stands there.
+    make(&settings.listen.directory, 0o755).map_err(system)?;
     Ok(lock)
 }
 

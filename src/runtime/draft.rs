@@ -11,6 +11,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 
 use super::blueprint::{Blueprint, Notifies, StatusPoint, StderrChoice};
+use super::examine::excerpts::hide_secret;
 use super::listens;
 use crate::core::plan::{self, PlanInput, Planned};
 use crate::edge::fpm::{self, Installation, Tool, TrialError};
@@ -223,6 +224,7 @@ impl Workshop {
         let input = PlanInput { settings: &self.settings, files: &self.files, quarantined: &quarantined, clients, host: &host, previous };
         let Planned { mut plan, problems } = plan::plan(&input);
         plan.quarantined.extend(self.kept.iter().cloned());
+        plan.quarantined.iter_mut().for_each(|bad| hide_secret(&mut bad.problem));
         let mut made = Made { plan, blueprints: BTreeMap::new(), problems };
         let shards: Vec<ShardPlan> = made.plan.shards.iter().filter(|shard| !shard.placements.is_empty()).cloned().collect();
         for shard in shards {

@@ -1,6 +1,7 @@
 //! Directories in which others may write: opening them without following their links.
 //!
-//! Owns the way from a path as written to an open directory and a name in it. It creates and removes nothing.
+//! Owns the way from a path as written to an open directory and a name in it. It removes nothing, and creates only the
+//! directories that are to be root's own.
 //!
 //! A root daemon that binds, renames and unlinks below `/home/USER/run` must not be led elsewhere by a link that USER
 //! puts there. So a path is walked component by component over directory handles: a link is followed only where nobody
@@ -12,9 +13,11 @@
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
+use std::fs::DirBuilder;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, Stat};
@@ -62,6 +65,30 @@ pub enum DirectoryError {
         path: PathBuf,
         /// The component.
         component: PathBuf,
+    },
+    /// A directory that should be ours alone is not.
+    #[error("directory '{}' belongs to uid {owner} with mode {mode:o}: others could change what is in it", path.display())]
+    Shared {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// A directory above one that should be ours alone can be written by others.
+    #[error("directory '{}' could be swapped for another: one above it can be written by others than root", path.display())]
+    Unstable {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A directory cannot be made.
+    #[error("make directory '{}'", path.display())]
+    Make {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
     },
     /// A component cannot be opened.
     #[error("open '{}' in the way of '{}'", component.display(), path.display())]
@@ -166,6 +193,45 @@ pub fn locate(path: &Path) -> Result<Located, DirectoryError> {
 /// As [`locate`].
 pub fn resolve(path: &Path) -> Result<PathBuf, DirectoryError> {
     locate(path).map(|located| located.path())
+}
+
+/// Makes a directory where it is missing, with those above it, but never through a link that others could have made.
+///
+/// # Errors
+/// When a directory on the way cannot be trusted or made.
+pub fn make(path: &Path, mode: u32) -> Result<(), DirectoryError> {
+    let existing = path.ancestors().find(|above| above.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));
+    SafeDirectory::open(existing)?;
+    let failed = |source| DirectoryError::Make { path: path.to_owned(), source };
+    DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed)
+}
+
+/// Opens a directory in which nobody but root, or this process's user, can change anything, and which nobody else can swap
+/// for another; makes it where it is missing.
+///
+/// # Errors
+/// When it cannot be made, or is not ours alone.
+pub fn own(path: &Path, mode: u32) -> Result<SafeDirectory, DirectoryError> {
+    make(path, mode)?;
+    vouch(path)
+}
+
+/// Opens an existing directory as [`own`] does.
+///
+/// # Errors
+/// When it is missing, or not ours alone.
+pub fn vouch(path: &Path) -> Result<SafeDirectory, DirectoryError> {
+    let directory = SafeDirectory::open(path)?;
+    let failed =
+        |source: rustix::io::Errno| DirectoryError::Open { path: path.to_owned(), component: path.to_owned(), source: source.into() };
+    let stat = rustix::fs::fstat(&directory.fd).map_err(failed)?;
+    if !root_alone_writes(&stat) {
+        return Err(DirectoryError::Shared { path: path.to_owned(), owner: stat.st_uid, mode: stat.st_mode & 0o7777 });
+    }
+    if !directory.is_stable() {
+        return Err(DirectoryError::Unstable { path: path.to_owned() });
+    }
+    Ok(directory)
 }
 
 struct Entry {
@@ -313,6 +379,28 @@ mod tests {
     fn link(target: impl AsRef<Path>, at: &Path, owner: u32) {
         symlink(target, at).unwrap();
         std::os::unix::fs::lchown(at, Some(owner), Some(owner)).unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_others_made_or_may_write_is_not_ours() {
+        let sandbox = sandbox();
+        let ours = sandbox.path().join("a/b");
+        own(&ours, 0o755).unwrap();
+        assert_eq!(own(&ours, 0o755).unwrap().path, ours);
+        for (name, owner, mode) in [("theirs", NOBODY, 0o755), ("open", 0, 0o777), ("grouped", 0, 0o775)] {
+            let path = directory(sandbox.path().join(name), owner, mode);
+            assert!(matches!(own(&path, 0o755), Err(DirectoryError::Shared { .. })), "{name}");
+        }
+        // What is ours in a directory of theirs can be swapped for something else.
+        let inside = directory(sandbox.path().join("theirs/ours"), 0, 0o755);
+        assert!(matches!(vouch(&inside), Err(DirectoryError::Unstable { .. })));
+        // A link of theirs leads nowhere, and nothing is made at its end.
+        let target = sandbox.path().join("target");
+        link(&target, &sandbox.path().join("theirs/link"), NOBODY);
+        assert!(own(&sandbox.path().join("theirs/link/x"), 0o755).is_err());
+        std::fs::create_dir(&target).unwrap();
+        assert!(matches!(own(&sandbox.path().join("theirs/link/x"), 0o755), Err(DirectoryError::Link { .. })));
+        assert_eq!(std::fs::read_dir(&target).unwrap().count(), 0);
     }
 
     #[test]

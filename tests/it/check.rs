@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use super::support::{Ground, Sandbox, php_fpm};
+use super::support::{Ground, Route, Sandbox, Site, php_fpm};
 
 /// Gives what a command printed with the test's own directory taken out of it.
 fn plain(ground: &Ground, text: &str) -> String {
@@ -224,4 +224,45 @@ fn a_running_instance_is_no_problem_to_itself() {
     assert!(out.contains(&format!("listens on {address} already")), "{out}");
     std::fs::remove_file(sandbox.ground().path("again.toml")).unwrap();
     sandbox.stop();
+}
+
+#[test]
+fn a_runtime_directory_of_somebody_else_is_refused() {
+    let sandbox = Sandbox::new();
+    sandbox.pool("www", 2);
+    let directory = sandbox.ground().path("run/polyfpm");
+    std::fs::create_dir(&directory).unwrap();
+    std::os::unix::fs::chown(&directory, Some(65_534), None).unwrap();
+    let ended = sandbox.polyfpm(&["run"]);
+    assert_eq!(ended.code, 73, "{}", ended.err);
+    assert!(ended.err.contains("belongs to uid 65534 with mode 755: others could change what is in it"), "{}", ended.err);
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0, "something was put there");
+    let ended = sandbox.polyfpm(&["check"]);
+    assert_eq!(ended.code, 78);
+    assert!(ended.out.contains("error: run.directory: "), "{}", ended.out);
+}
+
+#[test]
+fn the_include_is_printed_or_written_and_nothing_else() {
+    let mut sandbox = Sandbox::new();
+    sandbox.pool("www", 16);
+    sandbox.front(&Site::one(Route::new("www", &sandbox.pass("www"))));
+    let include = sandbox.ground().path("nginx/conf.d/polyfpm.conf");
+    let printed = sandbox.does(&["upstream"]);
+    assert!(printed.contains("upstream php_web_www {") && printed.contains("max_fails=0"), "{printed}");
+    assert!(!include.exists(), "printing wrote the include");
+
+    let told = sandbox.does(&["upstream", "--write"]);
+    assert_eq!(plain(sandbox.ground(), &told), "GROUND/nginx/conf.d/polyfpm.conf: current\n");
+    assert_eq!(std::fs::read_to_string(&include).unwrap(), printed);
+    assert_eq!(plain(sandbox.ground(), &sandbox.does(&["upstream", "--write"])), "GROUND/nginx/conf.d/polyfpm.conf: current\n");
+
+    // A configuration that somebody else broke is named, and the include stays as it is.
+    let broken = sandbox.ground().read("nginx/nginx.conf").replace("events {", "evnts {");
+    sandbox.ground().write("nginx/nginx.conf", &broken);
+    sandbox.pool("blog", 4);
+    let ended = sandbox.polyfpm(&["upstream", "--write"]);
+    assert_eq!(ended.code, 1, "{}{}", ended.out, ended.err);
+    assert!(ended.out.contains("evnts") && ended.out.contains("broken"), "{}{}", ended.out, ended.err);
+    assert_eq!(std::fs::read_to_string(&include).unwrap(), printed);
 }

@@ -7,9 +7,7 @@
 //! Who may ask what is decided by the kernel's word on the peer (`SO_PEERCRED`) and, for the control group, by the socket
 //! file's mode: without a group nobody but root can connect at all.
 
-use std::fs::DirBuilder;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +23,7 @@ use crate::model::listen::Access;
 use crate::model::settings::Control;
 use crate::model::snapshot::Snapshot;
 use crate::model::wire::{Command, ErrorCode, LINE_LIMIT_BYTES, Reply, Request, VERSION};
+use crate::sys::directory::{DirectoryError, own};
 use crate::sys::listener::{BindError, Expected, FileId, PublishError, bind_unix, publish, unpublish};
 use crate::sys::users::{UserError, group};
 
@@ -209,14 +208,11 @@ impl Server {
 /// Makes the directory where it is missing and refuses one in which others could replace the socket.
 fn prepare_directory(socket: &Path) -> Result<(), ControlError> {
     let path = socket.parent().unwrap_or(Path::new("/")).to_owned();
-    let failed = |source| ControlError::Directory { path: path.clone(), source };
-    DirBuilder::new().recursive(true).mode(0o755).create(&path).map_err(failed)?;
-    let found = std::fs::metadata(&path).map_err(failed)?;
-    let (uid, mode) = (found.uid(), found.mode() & 0o7777);
-    if (uid != 0 && uid != nix::unistd::geteuid().as_raw()) || mode & 0o022 != 0 {
-        return Err(ControlError::Unsafe { path, uid, mode });
+    match own(&path, 0o755) {
+        Ok(_) => Ok(()),
+        Err(DirectoryError::Shared { path, owner: uid, mode }) => Err(ControlError::Unsafe { path, uid, mode }),
+        Err(error) => Err(ControlError::Directory { path, source: io::Error::other(error) }),
     }
-    Ok(())
 }
 
 /// Tells one client too many so and closes. The socket's buffer is empty, so the line fits without waiting.

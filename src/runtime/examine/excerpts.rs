@@ -23,10 +23,15 @@ pub(super) fn complete(problems: &mut [Problem], settings: &Path) {
             let line = usize::try_from(place.line).ok().and_then(|line| lines.get(line - 1));
             problem.excerpt = line.filter(|line| !line.trim().is_empty()).map(|line| line.chars().take(LENGTH_LIMIT).collect());
         }
-        if let Some(hidden) = problem.excerpt.as_deref().and_then(without_secret) {
-            problem.columns = problem.columns.filter(|(_, end)| *end <= hidden.len());
-            problem.excerpt = Some(hidden);
-        }
+        hide_secret(problem);
+    }
+}
+
+/// Takes the secret out of a problem's excerpt: whoever may read the status may not therefore read pool files.
+pub(in crate::runtime) fn hide_secret(problem: &mut Problem) {
+    if let Some(hidden) = problem.excerpt.as_deref().and_then(without_secret) {
+        problem.columns = problem.columns.filter(|(_, end)| *end <= hidden.len());
+        problem.excerpt = Some(hidden);
     }
 }
 

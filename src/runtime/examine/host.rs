@@ -65,6 +65,14 @@ fn missing(path: &Path) -> Option<String> {
 
 /// The supervisor makes its directories itself, but not through something else that stands there.
 fn of_runtime_directories(settings: &Settings) -> Vec<Problem> {
+    let directory = &settings.runtime_directory;
+    if directory.is_dir()
+        && let Err(error) = crate::sys::directory::vouch(directory)
+    {
+        let problem = Problem::error(format!("run.directory: {}", super::super::chain(&error)));
+        let remedy = "name a directory that root alone can write, or remove it and polyfpm makes it";
+        return vec![settings.point("run.directory", problem.remedy(remedy))];
+    }
     let own = [("run.directory", &settings.runtime_directory), ("listen.directory", &settings.listen.directory)];
     own.into_iter()
         // Below the other one it shares its obstacle.

@@ -4,7 +4,7 @@
 //! open is left out by those that build on it, and everything else is told at once. It starts nothing, connects to nothing
 //! and leaves nothing behind.
 
-mod excerpts;
+pub(super) mod excerpts;
 mod holders;
 mod host;
 mod include;

@@ -1,4 +1,6 @@
+use std::fs::DirBuilder;
 use std::ops::ControlFlow::{Break, Continue};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt};
 
