@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use super::boot::told;
 use super::calls::{ActiveCall, Followed};
 use super::draft::{self, Draft, DraftResult, ReadingInput, Trials};
 use super::events::Event;
 use super::supervisor::Supervisor;
+use super::telling::told;
 use crate::core::fleet::{JobKind, JobOrder, NginxStep};
 use crate::core::shard::{Timing, Wanted};
 use crate::model::ids::{MasterId, PoolName, ShardId};

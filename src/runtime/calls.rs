@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::boot::told;
 use super::supervisor::{Phase, Supervisor};
+use super::telling::told;
 use crate::core::fleet::{Busy, JobFailure, JobKind, JobOrder, NginxStep};
 use crate::core::shard::{Input, Shard, Stage};
 use crate::edge::control::replies::ReplySink;

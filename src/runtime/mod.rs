@@ -26,6 +26,7 @@ mod quiet;
 mod sockets;
 mod state;
 mod supervisor;
+mod telling;
 
 use tokio::sync::mpsc;
 
