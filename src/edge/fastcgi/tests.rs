@@ -36,7 +36,7 @@ impl Fpm {
         std::fs::write(at("fpm.conf"), config).unwrap();
         let notices = UnixDatagram::bind(at("notify")).unwrap();
         notices.set_read_timeout(Some(TEN_SECONDS)).unwrap();
-        let program = std::env::var("POLYFPM_TEST_PHP_FPM").unwrap_or_else(|_| "/usr/sbin/php-fpm8.2".to_owned());
+        let program = std::env::var("PHP_FPM").unwrap_or_else(|_| "/usr/sbin/php-fpm8.2".to_owned());
         let master = Command::new(program)
             .args(["-F", "-R", "-y", &at("fpm.conf")])
             .env_clear()
