@@ -17,7 +17,8 @@ PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 fpm=${PHP_FPM:-$(ls /usr/sbin/php-fpm[0-9]* 2>/dev/null | tail -n 1 || true)}
 if [ ! -x "${fpm:-/none}" ]; then
     packages+=(php-fpm php-cli)
-elif ! "$fpm" -m | grep -qx 'Zend OPcache'; then
+# Not through a pipe: grep leaves at the first match, and the writer's SIGPIPE would count as "not there".
+elif [[ $("$fpm" -m) != *'Zend OPcache'* ]]; then
     packages+=(php-opcache)
 fi
 [ -n "${NGINX:-}" ] || need nginx-light nginx
