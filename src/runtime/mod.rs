@@ -13,6 +13,7 @@ pub mod draft;
 mod events;
 mod examine;
 mod health;
+mod instance;
 mod journal;
 mod launch;
 mod leftovers;

@@ -1,0 +1,79 @@
+//! What belongs to one instance on this host: its lock, its runtime directory, its limit of open files.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::boot::RunError;
+use crate::model::settings::Settings;
+use crate::sys::directory::{make, own};
+use crate::sys::lock::{InstanceLock, LockError};
+use crate::sys::proc::Proc;
+
+/// How long the kernel may take to end a supervisor that was killed.
+const DYING: Duration = Duration::from_secs(3);
+
+/// Removes what was made for the instance, as far as nothing of somebody else's is in it, and gives the lock up.
+pub(super) fn leave_instance(lock: InstanceLock, settings: &Settings) {
+    let directory = &settings.runtime_directory;
+    let emptied = |path: &Path| std::fs::remove_dir(path).is_ok();
+    emptied(&directory.join("m"));
+    if settings.listen.directory.starts_with(directory) {
+        emptied(&settings.listen.directory);
+    }
+    if let Err(error) = lock.give_up(&directory.join("lock")) {
+        tracing::warn!(error = %super::chain(&error), "lock file was not removed");
+    }
+    emptied(directory);
+}
+
+/// Makes the runtime directory and takes the lock in it.
+pub(super) async fn take_instance(settings: &Settings) -> Result<InstanceLock, RunError> {
+    let directory = &settings.runtime_directory;
+    let system = |source| RunError::System {
+        what: format!("use the runtime directory {}", directory.display()),
+        source: std::io::Error::other(source),
+    };
+    // Whoever could change what is in it could hand us sockets, locks and state of theirs.
+    own(directory, 0o755).map_err(system)?;
+    let lock = take_lock(&directory.join("lock")).await?;
+    let masters = directory.join("m");
+    own(&masters, 0o700).map_err(system)?;
+    // Sockets may be beside those of the pools, where others may write: they are bound without following what stands there.
+    make(&settings.listen.directory, 0o755).map_err(system)?;
+    Ok(lock)
+}
+
+/// Takes the lock. A supervisor that was killed holds it until the kernel has taken it apart: that is waited for.
+async fn take_lock(path: &Path) -> Result<InstanceLock, LockError> {
+    let end = Instant::now() + DYING;
+    loop {
+        match InstanceLock::take(path) {
+            Err(LockError::Held { pid: Some(pid), .. }) if is_dying(pid) && Instant::now() < end => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn is_dying(pid: nix::unistd::Pid) -> bool {
+    Proc::default().stat(pid).map_or(true, |stat| stat.is_zombie() || matches!(stat.state, 'X' | 'x')) || ends_soon(pid)
+}
+
+/// Tells whether SIGKILL was sent to a process that has not ended yet.
+fn ends_soon(pid: nix::unistd::Pid) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pending = status.lines().filter_map(|line| line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")));
+    pending.filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok()).any(|mask| mask & (1 << 8) != 0)
+}
+
+/// Thousands of pools need thousands of descriptors; what the hard limit allows is taken.
+pub(super) fn raise_file_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard
+        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+    {
+        tracing::warn!(error = %error, "limit of open files was not raised");
+    }
+}
