@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::{all_ready, behind_upstream, plain, round_robin};
-use crate::support::{Clients, FakeFpm, Load, Request, Sandbox, until_shards};
+use crate::support::{Clients, FakeFpm, Load, Request, Sandbox, Shard, until_shards};
 
 fn fake(host: &mut Sandbox, mode: &str) -> FakeFpm {
     let fake = FakeFpm::on(host.ground());
@@ -79,8 +79,9 @@ fn before_8_0_with_systemd_the_heartbeat_tells_how_busy_it_is() {
             request.open(&peer).expect("a connection").beside()
         })
         .collect();
-    let seen = until_shards(&host, "it is saturated", |shards| shards[0].verdict == "saturated");
-    assert_eq!((seen[0].workers_busy, seen[0].generation), (Some(2), 1), "{seen:?}");
+    let saturated = |shard: &Shard| shard.verdict == "saturated" && shard.workers_busy == Some(2);
+    let seen = until_shards(&host, "it is saturated, and the heartbeat tells how many are at work", |shards| saturated(&shards[0]));
+    assert_eq!(seen[0].generation, 1, "{seen:?}");
     for call in calls {
         assert!(call.join().expect("an answer").is_ok());
     }

@@ -40,7 +40,7 @@ fn a_killed_master_is_replaced_on_the_same_socket_and_nothing_in_flight_is_lost(
         eventually(SOON, "the orphans have left", gone);
     }
     load.run_for(Duration::from_secs(1));
-    load.finish(host.ground()).assert_nothing_lost(300);
+    load.finish(host.ground()).assert_nothing_lost(150);
 }
 
 #[test]
@@ -62,10 +62,10 @@ fn a_master_that_is_killed_again_and_again_is_halted_and_unpark_brings_it_back()
     assert!(kills <= 12, "{kills} masters were started before it was given up");
     let halted = shard(&host, "default/1");
     assert!(halted.reason.as_deref().unwrap_or_default().contains("signal 9"), "{halted:?}");
-    assert_eq!(shard(&host, "default/2").verdict, "ready");
+    assert!(serves(&shard(&host, "default/2")));
     host.does(&["unpark", "default/1"]);
     all_ready(&host);
-    load.finish(host.ground()).assert_nothing_lost(300);
+    load.finish(host.ground()).assert_nothing_lost(100);
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn signals_that_do_not_end_it_lose_nothing_and_leave_every_shard_ready() {
         });
         at_rest(&host);
     }
-    load.finish(host.ground()).assert_nothing_lost(500);
+    load.finish(host.ground()).assert_nothing_lost(250);
 }
 
 fn ending_pairs(chosen: impl Fn(Signal) -> bool) {
