@@ -4,6 +4,8 @@ use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+
 use super::exit::Exit;
 use super::progress::{Form, Teller};
 use super::report::{self, Format};
@@ -112,6 +114,11 @@ impl Screen {
         if self.look == Look::Changes {
             self.before = Some(Snapshot::clone(snapshot));
         }
+        // A change that is not shown writes nothing, and only a write would tell that the reader went away.
+        if reader_is_gone() {
+            self.failed = Some(io::ErrorKind::BrokenPipe.into());
+            return ControlFlow::Break(());
+        }
         let mut out = anstream::stdout().lock();
         match text.map_err(io::Error::from).and_then(|text| out.write_all(text.as_bytes())).and_then(|()| out.flush()) {
             Ok(()) => ControlFlow::Continue(()),
@@ -137,6 +144,14 @@ impl Screen {
             (None, Reply::Done { .. } | Reply::Status(_) | Reply::Progress(_)) => Exit::Done,
         }
     }
+}
+
+/// Tells whether standard output is a pipe that nobody reads any more.
+fn reader_is_gone() -> bool {
+    let out = io::stdout();
+    let mut polled = [PollFd::new(&out, PollFlags::empty())];
+    rustix::event::poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        && polled.iter().any(|polled| polled.revents().contains(PollFlags::ERR))
 }
 
 /// Gives a picture that is drawn over the one before. What does not fit the screen is left out: it would scroll the rest away.
