@@ -152,7 +152,7 @@ async fn supervise(draft: Draft, children: Children, mut signals: Signals) -> Re
 
 impl Supervisor {
     fn new(draft: Draft, children: Children, events: super::Events) -> Self {
-        let settings = Rc::clone(&draft.settings);
+        let (settings, tolerated) = (Rc::clone(&draft.settings), draft.complaints.clone());
         let fleet = Fleet::new(timing(&settings), settings.restart.settle);
         let empty = super::picture::nothing_yet(&settings);
         let (snapshot, _) = watch::channel(Arc::new(empty));
@@ -163,6 +163,7 @@ impl Supervisor {
             masters: BTreeMap::new(),
             held: BTreeMap::new(),
             good: BTreeMap::new(),
+            tolerated,
             quiet: Vec::new(),
             health: HealthBook::default(),
             nginx: NginxBook::new(),
@@ -224,7 +225,10 @@ impl Supervisor {
             Event::Proven { master, result } => {
                 let generation = master.generation;
                 let input = match result {
-                    Ok(()) => Input::Proven { generation },
+                    Ok(complaints) => {
+                        self.tolerated = complaints.unwrap_or_else(|| std::mem::take(&mut self.tolerated));
+                        Input::Proven { generation }
+                    }
                     Err(why) => Input::NotProven { generation, why: self.with_last_words(&master, why) },
                 };
                 self.feed_master(&master, input);

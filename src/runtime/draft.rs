@@ -60,6 +60,8 @@ pub struct Draft {
     pub blueprints: BTreeMap<ShardId, Rc<Blueprint>>,
     /// How long connections of each pool's clients may be used again after a handover (P25).
     pub keepalive: BTreeMap<PoolName, Duration>,
+    /// What PHP complains of at its start.
+    pub complaints: BTreeSet<String>,
     /// What the operator should know: no errors.
     pub problems: Vec<Problem>,
     /// Files and directories whose change matters.
@@ -106,7 +108,8 @@ pub async fn read(children: &Children, input: &ReadingInput) -> DraftResult {
         let found = fpm::read_files(&tool, &mut build).await.map_err(|error| refused(&problems, &error))?;
         Ok::<_, Vec<Problem>>((build, found))
     };
-    let (files, nginx, installation) = tokio::join!(files, probe_nginx(children, &settings), fpm::installation(&tool));
+    let (files, nginx, installation, complaints) =
+        tokio::join!(files, probe_nginx(children, &settings), fpm::installation(&tool), fpm::startup_complaints(&tool));
     let (build, found) = files?;
     problems.extend(found.reading.problems.iter().chain(&found.reading.further).cloned());
     if found.reading.problems.iter().any(|problem| problem.severity == Severity::Error) {
@@ -114,6 +117,8 @@ pub async fn read(children: &Children, input: &ReadingInput) -> DraftResult {
     }
     let installation = installation.map_err(|error| refused(&problems, &error))?;
     problems.extend(nginx.iter().flat_map(|state| state.problems.iter().cloned()));
+    let complaints = complaints.unwrap_or_default();
+    problems.extend(complaints.iter().map(|complaint| of_complaint(complaint)));
     let watched = [found.watched, installation.watched.clone(), vec![input.file.clone()]].concat();
     let Reading { files, quarantined, .. } = found.reading;
     let previous = input.previous.clone();
@@ -144,7 +149,12 @@ pub async fn read(children: &Children, input: &ReadingInput) -> DraftResult {
     problems.extend(made.problems);
     let keepalive = keepalive_waits(&made.plan, workshop.nginx.as_ref(), &workshop.settings);
     let Workshop { settings, build, files, nginx, .. } = workshop;
-    Ok(Draft { settings, build, files, nginx, plan: made.plan, blueprints: made.blueprints, keepalive, problems, watched })
+    Ok(Draft { settings, build, files, nginx, plan: made.plan, blueprints: made.blueprints, keepalive, complaints, problems, watched })
+}
+
+/// Reports what PHP starts without.
+pub(super) fn of_complaint(complaint: &str) -> Problem {
+    Problem::warning(format!("PHP says at its start: {complaint}")).remedy("install what is missing, or take its line out of php.ini")
 }
 
 pub(super) async fn probe_nginx(children: &Children, settings: &Settings) -> Option<NginxState> {

@@ -38,8 +38,8 @@ pub(super) enum Event {
     Proven {
         /// Which one.
         master: MasterId,
-        /// Why not.
-        result: Result<(), String>,
+        /// Why not; else what PHP complained of at its start, where that was asked.
+        result: Result<Option<std::collections::BTreeSet<String>>, String>,
     },
     /// A look at a serving shard has ended.
     Sampled {

@@ -6,6 +6,7 @@ use super::blueprint::StatusPoint;
 use super::events::Event;
 use super::supervisor::Supervisor;
 use crate::edge::fastcgi;
+use crate::edge::fpm::{self, Tool};
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::MasterId;
 use crate::model::pool::ProcessManager;
@@ -36,8 +37,21 @@ impl Supervisor {
         let on_demand = |point: &StatusPoint| self.draft.plan.pool(&point.pool).is_some_and(|pool| pool.pm == ProcessManager::Ondemand);
         let awake = questions.iter().take_while(|(point, _)| !on_demand(point)).count();
         questions.truncate(awake.clamp(1, POOLS_ASKED));
+        let replaces = self.fleet.shard(&id.shard).is_some_and(|shard| shard.serving().is_some());
+        let php = self.settings.php.clone();
+        let tool = replaces.then(|| Tool::new(self.children.clone(), php.clone(), fpm::environment(&php, std::env::vars_os())));
+        let tolerated = self.tolerated.clone();
         let task = tokio::task::spawn_local(async move {
-            let result = prove(&questions, &warmups, timeout).await;
+            let complaints = match tool {
+                Some(tool) => fpm::startup_complaints(&tool).await.ok(),
+                None => None,
+            };
+            let fresh = complaints.iter().flatten().find(|complaint| !tolerated.contains(*complaint));
+            let result = match fresh {
+                // A master that starts without what the old one has is no successor.
+                Some(complaint) => Err(format!("PHP says at its start: {complaint}")),
+                None => prove(&questions, &warmups, timeout).await.map(|()| complaints),
+            };
             super::tell(&events, Event::Proven { master: id, result }).await;
         });
         master.tasks.push(task);

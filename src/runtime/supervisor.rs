@@ -55,6 +55,8 @@ pub(super) struct Supervisor {
     pub(super) held: BTreeMap<ShardId, SocketSet>,
     /// What each shard last served with.
     pub(super) good: BTreeMap<ShardId, Rc<Blueprint>>,
+    /// What PHP complained of when the masters that serve were started: no reason to refuse a new one.
+    pub(super) tolerated: BTreeSet<String>,
     pub(super) quiet: Vec<QuietWatch>,
     pub(super) health: HealthBook,
     pub(super) nginx: NginxBook,

@@ -3,6 +3,7 @@
 mod masters;
 mod pools;
 mod quarantine;
+mod refused;
 mod take_in;
 
 use std::time::Duration;

@@ -10,6 +10,7 @@ mod fingerprint;
 mod glob;
 mod messages;
 mod scratch;
+mod startup;
 mod trial;
 
 use std::ffi::OsString;
@@ -25,6 +26,7 @@ pub use build::{Learned, ProbeError, learn, probe};
 pub use environment::environment;
 pub use files::{FilesError, FoundFiles, read_files};
 pub use fingerprint::{FingerprintError, Installation, installation};
+pub use startup::startup_complaints;
 pub use trial::{Trial, TrialError, find_bad_pools, try_shard};
 
 /// How long one run of the binary may take. A check of 4,000 pools takes under 2 s; a host under load is given ten times that.

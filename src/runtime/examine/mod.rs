@@ -93,6 +93,8 @@ impl Examination<'_> {
             Ok(installation) => installation,
             Err(error) => return ([problems, failed("php.binary", &error)].concat(), None),
         };
+        let complaints = fpm::startup_complaints(&tool).await.unwrap_or_default();
+        let problems = problems.into_iter().chain(complaints.iter().map(|complaint| draft::of_complaint(complaint))).collect();
         let workshop = Workshop {
             settings: Rc::clone(settings),
             build,
