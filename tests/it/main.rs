@@ -11,6 +11,7 @@
 mod bench;
 mod check;
 mod contract;
+mod demo;
 mod fake;
 mod honesty;
 mod life;

@@ -20,8 +20,8 @@ pub(crate) use ground::Ground;
 pub(crate) use kernel::{Queue, accepted, holds, queue};
 pub(crate) use load::{Clients, Extra, Load};
 pub(crate) use master::{Listener, Master, MasterPlan, php_fpm, pool_lines};
-pub(crate) use nginx::{Nginx, Route, Site, Upstream, unix_pass};
-pub(crate) use process::{alive, children, run, stat};
+pub(crate) use nginx::{Nginx, Route, Site, Upstream, http_get, unix_pass};
+pub(crate) use process::{Running, alive, children, processes, run, stat};
 pub(crate) use sandbox::{FakeFpm, Sandbox, Shard, binary, until_shards};
 pub(crate) use verdict::{Kind, Report};
 

@@ -174,12 +174,7 @@ impl Nginx {
 
     /// Makes one plain request; gives the whole answer as text, or nothing when there is none.
     pub(crate) fn get(&self, uri: &str) -> Option<String> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
-        stream.write_all(format!("GET {uri} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").as_bytes()).ok()?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).ok()?;
-        Some(String::from_utf8_lossy(&answer).into_owned())
+        http_get(self.port, uri)
     }
 
     /// Makes one plain request that must succeed; gives the body.
@@ -258,4 +253,14 @@ fn location(ground: &Ground, route: &Route, release: &str) -> String {
 /// Gives what `fastcgi_pass` says for a unix socket.
 pub(crate) fn unix_pass(path: &Path) -> String {
     format!("unix:{}", path.display())
+}
+
+/// Makes one plain request to a port of this machine; gives the whole answer as text, or nothing when there is none.
+pub(crate) fn http_get(port: u16, uri: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
+    stream.write_all(format!("GET {uri} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").as_bytes()).ok()?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).ok()?;
+    Some(String::from_utf8_lossy(&answer).into_owned())
 }
