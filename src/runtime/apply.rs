@@ -131,6 +131,7 @@ impl Supervisor {
             }
         }
         self.settings = Rc::clone(&draft.settings);
+        self.kept = Some(draft.keepalive.clone());
         self.draft = Rc::new(draft);
         self.write_plan();
         self.fleet.set_timing(timing(&self.settings), self.settings.restart.settle);

@@ -158,6 +158,7 @@ impl Supervisor {
         let (snapshot, _) = watch::channel(Arc::new(empty));
         Self {
             fleet,
+            kept: Some(draft.keepalive.clone()),
             draft: Rc::new(draft),
             sockets: Sockets::default(),
             masters: BTreeMap::new(),
@@ -237,6 +238,7 @@ impl Supervisor {
             Event::Drafted(result) => self.drafted(*result),
             Event::Nginx(report) => self.nginx_reported(*report),
             Event::NginxSettled { reload } => self.nginx_settled(reload),
+            Event::Kept(waits) => self.kept = Some(waits),
             Event::Changed(paths) => self.files_changed(&paths),
         }
     }

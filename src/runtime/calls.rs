@@ -151,6 +151,9 @@ impl Supervisor {
     /// Begins a job and remembers who follows it.
     pub(super) fn begin(&mut self, order: JobOrder, replies: Option<ReplySink>) {
         let verb = order.kind.word();
+        if order.kind != JobKind::Apply {
+            self.ask_for_kept();
+        }
         match self.fleet.begin(order, self.now()) {
             Ok((number, actions)) => {
                 tracing::info!(job = number, verb, "job began");

@@ -352,7 +352,7 @@ fn stderr_choice(files: &PoolFiles) -> StderrChoice {
 /// Gives, for each pool, how long a client may use a connection again after the pool's listener lost its path: nothing where
 /// NGINX keeps no connections, what P25 asks for where it keeps them for a short time, the whole drain time-out where it
 /// keeps them as long as it likes. Pools of unknown clients get no entry.
-fn keepalive_waits(plan: &Plan, nginx: Option<&NginxState>, settings: &Settings) -> BTreeMap<PoolName, Duration> {
+pub(super) fn keepalive_waits(plan: &Plan, nginx: Option<&NginxState>, settings: &Settings) -> BTreeMap<PoolName, Duration> {
     let Some(clients) = nginx.map(|state| &state.clients).filter(|clients| clients.known) else { return BTreeMap::new() };
     let unknown = clients.passes.iter().any(|pass| matches!(pass.target, PassTarget::Variable(_)) && pass.keep_conn);
     let wait = |pool: &crate::model::plan::PoolPlan| {

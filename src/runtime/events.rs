@@ -57,6 +57,8 @@ pub(super) enum Event {
         /// Which reload, counted from 1.
         reload: u64,
     },
+    /// How long connections of each pool's clients may be used again, as NGINX's configuration says now.
+    Kept(std::collections::BTreeMap<crate::model::ids::PoolName, std::time::Duration>),
     /// Files that are watched have changed.
     Changed(Vec<std::path::PathBuf>),
 }

@@ -10,12 +10,16 @@
 //! - it is still public because NGINX names it, or because another shard will take its path: *detained* until that is done.
 
 use std::collections::{BTreeSet, HashSet};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::draft::keepalive_waits;
+use super::events::Event;
 use super::sockets::Held;
 use super::supervisor::Supervisor;
 use crate::core::shard::{Input, Quieting, Slot};
+use crate::edge::nginx;
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::{MasterId, PoolName};
 use crate::model::snapshot::QueueDepth;
@@ -149,7 +153,22 @@ impl Supervisor {
 
     /// Gives how long connections of a pool's clients may be used again after their listener lost its path.
     fn keepalive_wait(&self, pool: &PoolName) -> Duration {
-        self.draft.keepalive.get(pool).copied().unwrap_or(KEEPALIVE_WAIT)
+        self.kept.as_ref().and_then(|kept| kept.get(pool).copied()).unwrap_or(KEEPALIVE_WAIT)
+    }
+
+    /// Asks NGINX's configuration again whether it keeps connections: it may have been edited and reloaded since the last
+    /// reading. Until the answer is there, a connection counts as kept.
+    pub(super) fn ask_for_kept(&mut self) {
+        if self.draft.nginx.is_none() {
+            return;
+        }
+        self.kept = None;
+        let (children, events, draft) = (self.children.clone(), self.events.clone(), Rc::clone(&self.draft));
+        drop(tokio::task::spawn_local(async move {
+            let state = nginx::probe(&children, &draft.settings.nginx).await;
+            let waits = keepalive_waits(&draft.plan, Some(&state), &draft.settings);
+            super::tell(&events, Event::Kept(waits)).await;
+        }));
     }
 
     /// Counts the connections to an address that workers of one master hold.

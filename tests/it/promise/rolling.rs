@@ -49,8 +49,7 @@ fn laid_out(way: Way, transport: Transport) -> Sandbox {
         Way::Upstream => host.edit(&Site::one(through)),
         Way::Kept => host.edit(&Site::one(through.keep_conn())),
     }
-    // As the operator does after an edit: polyfpm learns who keeps connections.
-    host.does(&["reload"]);
+    // No `polyfpm reload` after the edit: a restart asks NGINX itself who keeps connections.
     host
 }
 
