@@ -14,6 +14,10 @@ nginx=${NGINX:-$(command -v nginx || echo /usr/sbin/nginx)}
 [[ -x $php_fpm ]] || { echo "demo: no php-fpm found: set PHP_FPM, or run 'make setup'" >&2; exit 1; }
 [[ -x $nginx ]] || { echo "demo: no nginx found: set NGINX, or run 'make setup'" >&2; exit 1; }
 [[ $(id -u) == 0 ]] || { echo "demo: run it as root: pools run as users of their own" >&2; exit 1; }
+if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+  echo "demo: something listens on 127.0.0.1:$port already: set DEMO_PORT to another port" >&2
+  exit 1
+fi
 
 home=$(mktemp -d /tmp/polyfpm-demo.XXXXXX)
 chmod 755 "$home"
@@ -27,12 +31,11 @@ eventually() {
     read -rt 0.1 <> <(:) || true
   done
 }
-gone() { ! kill -0 "$1" 2>/dev/null; }
 
 clean_up() {
   trap - EXIT INT TERM
-  echo
-  echo "demo: stopping"
+  trap '' PIPE
+  { echo; echo "demo: stopping"; } || true
   [[ -z $web ]] || kill -QUIT "$web" 2>/dev/null || true
   if [[ -n $supervisor ]]; then
     kill -TERM "$supervisor" 2>/dev/null || true
@@ -44,6 +47,7 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
+trap 'exit 141' PIPE
 
 mkdir -p "$home"/{pool.d,www,run,nginx/conf.d,log}
 cp "$here/index.php" "$home/www/index.php"
