@@ -9,6 +9,7 @@ pub mod progress;
 pub mod remote;
 pub mod report;
 pub mod status;
+mod table;
 mod upstream;
 
 pub use dispatch::run;

@@ -5,10 +5,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use comfy_table::presets::NOTHING;
-use comfy_table::{ContentArrangement, Table};
 use serde_json::{Value, json};
 
+use super::table::table;
 use crate::model::cpus::CpuSet;
 use crate::model::plan::{Placement, Plan, PoolPlan, Routing, ShardPlan};
 
@@ -130,19 +129,6 @@ fn quarantined(plan: &Plan, width: Option<u16>) -> String {
         table.add_row([quarantined.pool.as_str(), &place, &quarantined.problem.message].map(printable));
     }
     table.trim_fmt()
-}
-
-fn table<const N: usize>(header: [&str; N], width: Option<u16>) -> Table {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_header(header);
-    match width {
-        Some(width) => table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width),
-        None => table.set_content_arrangement(ContentArrangement::Disabled),
-    };
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    table
 }
 
 /// Counts kinds of routing: `3 whole, 1 split`.

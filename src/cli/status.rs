@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 
 use anstyle::{AnsiColor, Style};
-use comfy_table::presets::NOTHING;
-use comfy_table::{ContentArrangement, Table};
 
+use comfy_table::Table;
+
+use super::table::table;
 use crate::model::cpus::CpuSet;
 use crate::model::ids::Generation;
 use crate::model::snapshot::{LeavingView, PoolView, QueueDepth, ShardView, Snapshot, Verdict};
@@ -135,19 +136,6 @@ fn nginx(snapshot: &Snapshot) -> Option<String> {
     }
     let detail = nginx.detail.as_deref().map(|detail| format!(": {}", printable(detail))).unwrap_or_default();
     Some(format!("nginx include {}{detail}", printable(&nginx.state)))
-}
-
-fn table<const N: usize>(header: [&str; N], width: Option<u16>) -> Table {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_header(header);
-    match width {
-        Some(width) => table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width),
-        None => table.set_content_arrangement(ContentArrangement::Disabled),
-    };
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    table
 }
 
 const fn good() -> Style {
