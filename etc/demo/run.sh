@@ -127,8 +127,11 @@ EOF
 "$polyfpm" upstream --write -c "$home/demo.toml" >/dev/null || true
 "$nginx" -e "$home/log/nginx.log" -c "$home/nginx/nginx.conf" &
 web=$!
-"$polyfpm" run -c "$home/demo.toml" 2>"$home/log/polyfpm.log" &
-supervisor=$!
+supervise() {
+  "$polyfpm" run -c "$home/demo.toml" 2>>"$home/log/polyfpm.log" &
+  supervisor=$!
+}
+supervise
 
 answers() { exec 3<>"/dev/tcp/127.0.0.1/$port" && printf 'GET / HTTP/1.0\r\n\r\n' >&3 && grep -q 'polyfpm demo' <&3; local rc=$?; exec 3>&-; return $rc; }
 if ! eventually 150 answers; then
@@ -156,4 +159,14 @@ Try next, in another terminal:
 
 Logs are in $home/log. Ctrl-C stops everything and leaves nothing behind.
 EOF
-wait -n "$supervisor" "$web"
+# A supervisor that was killed is started again, as systemd does: it adopts its masters, which go on serving without it. Ending
+# here instead would leave them running.
+while :; do
+  ended=0
+  wait -n "$supervisor" "$web" || ended=$?
+  if ((ended != 137)) || kill -0 "$supervisor" 2>/dev/null; then
+    exit "$ended"
+  fi
+  echo "demo: the supervisor was killed; its masters serve on, and a new one adopts them"
+  supervise
+done

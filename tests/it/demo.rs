@@ -3,15 +3,24 @@
 use std::path::Path;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
-use crate::support::{Ground, Running, binary, eventually, http_get};
+use crate::support::{Ground, Running, binary, eventually, http_get, run};
 
 /// 30 s: two masters, an NGINX and a reload of it, on a machine that does other things too.
 const SHOWN_WITHIN: Duration = Duration::from_secs(30);
 
+/// Gives the pid of the demo's supervisor, if one answers.
+fn supervisor(home: &str) -> Option<i32> {
+    let settings = format!("{home}/demo.toml");
+    let told = run(&binary(), &["status", "--json", "-c", &settings], Path::new("/tmp"), SHOWN_WITHIN);
+    let status: serde_json::Value = serde_json::from_str(&told.out).ok()?;
+    i32::try_from(status["pid"].as_i64()?).ok()
+}
+
 #[test]
-fn it_shows_a_page_of_each_shard_and_leaves_nothing() {
+fn it_shows_a_page_of_each_shard_outlives_a_killed_supervisor_and_leaves_nothing() {
     let ground = Ground::new();
     let (port, program) = (ground.port(), binary().display().to_string());
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("etc/demo/run.sh");
@@ -27,6 +36,10 @@ fn it_shows_a_page_of_each_shard_and_leaves_nothing() {
     for shard in ["default/1", "default/2"] {
         eventually(SHOWN_WITHIN, "both shards answer", || http_get(port, "/").filter(|page| page.contains(shard)));
     }
+    // Killed, as a newcomer will try: another supervisor comes, and the masters are its own.
+    let first = supervisor(&home).expect("the supervisor's pid");
+    kill(Pid::from_raw(first), Signal::SIGKILL).expect("our own supervisor");
+    eventually(SHOWN_WITHIN, "another supervisor is there", || supervisor(&home).filter(|pid| *pid != first));
     demo.signal(Signal::SIGINT);
     demo.wait(Duration::from_secs(60));
     assert!(!Path::new(&home).exists(), "{home} is left");
