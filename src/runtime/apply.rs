@@ -7,6 +7,7 @@ use std::rc::Rc;
 use super::calls::{ActiveCall, Followed};
 use super::draft::{self, Draft, DraftResult, ReadingInput, Trials};
 use super::events::Event;
+use super::quiet::Kept;
 use super::supervisor::Supervisor;
 use super::telling::told;
 use crate::core::fleet::{JobKind, JobOrder, NginxStep};
@@ -131,7 +132,7 @@ impl Supervisor {
             }
         }
         self.settings = Rc::clone(&draft.settings);
-        self.kept = Some(draft.keepalive.clone());
+        self.kept = Kept::Known(draft.keepalive.clone());
         self.draft = Rc::new(draft);
         self.write_plan();
         self.fleet.set_timing(timing(&self.settings), self.settings.restart.settle);

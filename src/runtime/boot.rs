@@ -16,6 +16,7 @@ use super::events::Event;
 use super::health::HealthBook;
 use super::instance::{leave_instance, raise_file_limit, take_instance};
 use super::nginx::NginxBook;
+use super::quiet::Kept;
 use super::quiet::QUIET_POLL;
 use super::sockets::Sockets;
 use super::supervisor::{Phase, Supervisor};
@@ -158,7 +159,7 @@ impl Supervisor {
         let (snapshot, _) = watch::channel(Arc::new(empty));
         Self {
             fleet,
-            kept: Some(draft.keepalive.clone()),
+            kept: Kept::Known(draft.keepalive.clone()),
             draft: Rc::new(draft),
             sockets: Sockets::default(),
             masters: BTreeMap::new(),
@@ -238,7 +239,7 @@ impl Supervisor {
             Event::Drafted(result) => self.drafted(*result),
             Event::Nginx(report) => self.nginx_reported(*report),
             Event::NginxSettled { reload } => self.nginx_settled(reload),
-            Event::Kept(waits) => self.kept = Some(waits),
+            Event::Kept { job, waits } => self.kept.answered(job, waits),
             Event::Changed(paths) => self.files_changed(&paths),
         }
     }

@@ -151,11 +151,12 @@ impl Supervisor {
     /// Begins a job and remembers who follows it.
     pub(super) fn begin(&mut self, order: JobOrder, replies: Option<ReplySink>) {
         let verb = order.kind.word();
-        if order.kind != JobKind::Apply {
-            self.ask_for_kept();
-        }
+        let read_just_now = order.kind == JobKind::Apply;
         match self.fleet.begin(order, self.now()) {
             Ok((number, actions)) => {
+                if !read_just_now {
+                    self.ask_for_kept(number);
+                }
                 tracing::info!(job = number, verb, "job began");
                 self.snapshot_dirty = true;
                 self.call = Some(ActiveCall { replies, what: Followed::Job(number) });

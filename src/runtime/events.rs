@@ -58,7 +58,12 @@ pub(super) enum Event {
         reload: u64,
     },
     /// How long connections of each pool's clients may be used again, as NGINX's configuration says now.
-    Kept(std::collections::BTreeMap<crate::model::ids::PoolName, std::time::Duration>),
+    Kept {
+        /// The job for which NGINX was asked.
+        job: u64,
+        /// The answer.
+        waits: std::collections::BTreeMap<crate::model::ids::PoolName, std::time::Duration>,
+    },
     /// Files that are watched have changed.
     Changed(Vec<std::path::PathBuf>),
 }

@@ -171,7 +171,8 @@ impl Supervisor {
         tracing::error!(shard = %id, "shard hung");
         let order = JobOrder { kind: JobKind::Heal, shards: vec![id.clone()], retire: Vec::new(), nginx: NginxStep::None };
         self.health.healed_at.insert(id.clone(), now);
-        if let Ok((_, actions)) = self.fleet.begin(order, now) {
+        if let Ok((number, actions)) = self.fleet.begin(order, now) {
+            self.ask_for_kept(number);
             self.carry_out(actions);
         }
     }

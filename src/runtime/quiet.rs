@@ -9,7 +9,7 @@
 //! - it is still public and the shard is being parked: at once, the listener stays held and its queue waits (P4);
 //! - it is still public because NGINX names it, or because another shard will take its path: *detained* until that is done.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,6 +54,34 @@ enum Look {
     Quiet,
     Detained,
     Waiting,
+}
+
+/// How long connections of each pool's clients may be used again after their listener lost its path.
+#[derive(Debug)]
+pub(super) enum Kept {
+    /// As NGINX's configuration said; no entry for pools of unknown clients.
+    Known(BTreeMap<PoolName, Duration>),
+    /// NGINX is being asked for this job.
+    Asked {
+        /// Its number.
+        job: u64,
+    },
+}
+
+impl Kept {
+    /// Takes an answer in, unless a later job asks again or a later reading has told.
+    pub(super) fn answered(&mut self, to: u64, waits: BTreeMap<PoolName, Duration>) {
+        if matches!(self, Self::Asked { job } if *job == to) {
+            *self = Self::Known(waits);
+        }
+    }
+
+    fn wait(&self, pool: &PoolName) -> Option<Duration> {
+        match self {
+            Self::Known(waits) => waits.get(pool).copied(),
+            Self::Asked { .. } => None,
+        }
+    }
 }
 
 impl Supervisor {
@@ -153,21 +181,21 @@ impl Supervisor {
 
     /// Gives how long connections of a pool's clients may be used again after their listener lost its path.
     fn keepalive_wait(&self, pool: &PoolName) -> Duration {
-        self.kept.as_ref().and_then(|kept| kept.get(pool).copied()).unwrap_or(KEEPALIVE_WAIT)
+        self.kept.wait(pool).unwrap_or(KEEPALIVE_WAIT)
     }
 
     /// Asks NGINX's configuration again whether it keeps connections: it may have been edited and reloaded since the last
     /// reading. Until the answer is there, a connection counts as kept.
-    pub(super) fn ask_for_kept(&mut self) {
+    pub(super) fn ask_for_kept(&mut self, job: u64) {
         if self.draft.nginx.is_none() {
             return;
         }
-        self.kept = None;
+        self.kept = Kept::Asked { job };
         let (children, events, draft) = (self.children.clone(), self.events.clone(), Rc::clone(&self.draft));
         drop(tokio::task::spawn_local(async move {
             let state = nginx::probe(&children, &draft.settings.nginx).await;
             let waits = keepalive_waits(&draft.plan, Some(&state), &draft.settings);
-            super::tell(&events, Event::Kept(waits)).await;
+            super::tell(&events, Event::Kept { job, waits }).await;
         }));
     }
 
@@ -196,4 +224,22 @@ fn waiting_in(listeners: &[&Held]) -> bool {
     }
     let mut tcp = listeners.iter().filter(|held| matches!(held.plan.endpoint, Endpoint::Tcp(_)));
     tcp.any(|held| sock_diag::tcp_queue(&held.listener.fd).is_ok_and(|depth| waits(&depth)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_to_an_earlier_job_is_dropped() {
+        let pool = PoolName::new("www");
+        let waits = |seconds| BTreeMap::from([(pool.clone(), Duration::from_secs(seconds))]);
+        let mut kept = Kept::Asked { job: 2 };
+        kept.answered(1, waits(0));
+        assert_eq!(kept.wait(&pool), None);
+        kept.answered(2, waits(3));
+        assert_eq!(kept.wait(&pool), Some(Duration::from_secs(3)));
+        kept.answered(1, waits(0));
+        assert_eq!(kept.wait(&pool), Some(Duration::from_secs(3)));
+    }
 }

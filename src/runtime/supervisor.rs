@@ -84,8 +84,7 @@ pub(super) struct Supervisor {
     pub(super) snapshot_dirty: bool,
     /// Pools whose listeners cannot be had.
     pub(super) barred: super::barred::Barred,
-    /// How long connections of each pool's clients may be used again; `None` while NGINX is being asked.
-    pub(super) kept: Option<BTreeMap<crate::model::ids::PoolName, std::time::Duration>>,
+    pub(super) kept: super::quiet::Kept,
     /// The state as last written.
     pub(super) written: Option<super::state::InstanceState>,
 }
