@@ -11,6 +11,20 @@ use crate::support::{Clients, Load, Route, Sandbox, Shard, Site, alive, eventual
 /// How long each state is watched under load.
 const WATCHED: Duration = Duration::from_millis(1500);
 
+const GOOD_INI: &str = "memory_limit = 128M\n";
+
+/// A preload script that is missing ends every new master with code 78.
+const NO_START: &str = "opcache.preload = /nowhere/preload.php\nopcache.preload_user = www-data\n";
+
+/// Starts two shards with a php.ini of their own, which a test may spoil.
+fn given_up_after(failures: u32) -> Sandbox {
+    round_robin(|host| {
+        let ini = host.ground().write("php.ini", GOOD_INI).display().to_string();
+        host.set("php", "ini", ini);
+        host.set("restart", "give_up_after", failures);
+    })
+}
+
 fn pid(shards: &[Shard], shard: &str) -> Option<i32> {
     shards.iter().find(|seen| seen.shard == shard).expect("the shard").pid
 }
@@ -150,14 +164,10 @@ fn a_tcp_pool_loses_nothing_when_a_shard_is_parked() {
 
 #[test]
 fn what_waits_for_a_shard_with_nobody_left_is_let_go_when_it_is_halted() {
-    let host = round_robin(|host| {
-        let ini = host.ground().write("php.ini", "memory_limit = 128M\n").display().to_string();
-        host.set("php", "ini", ini);
-        host.set("restart", "give_up_after", 3);
-    });
+    let host = given_up_after(3);
     let load = Load::start(host.ground(), host.nginx(), "www", Clients::one_each(4), &[]);
     load.run_for(Duration::from_millis(500));
-    host.ground().write("php.ini", "opcache.preload = /nowhere/preload.php\nopcache.preload_user = www-data\n");
+    host.ground().write("php.ini", NO_START);
     let victim = pid(&host.shards(), "default/2").expect("a master");
     nix::sys::signal::killpg(Pid::from_raw(victim), Signal::SIGKILL).unwrap();
     until_shards(&host, "the shard is halted", |shards| shards[1].verdict == "halted");
@@ -175,11 +185,7 @@ fn what_waits_for_a_shard_with_nobody_left_is_let_go_when_it_is_halted() {
 
 #[test]
 fn stopping_leaves_nothing_whatever_the_shards_do() {
-    let mut host = round_robin(|host| {
-        let ini = host.ground().write("php.ini", "memory_limit = 128M\n").display().to_string();
-        host.set("php", "ini", ini);
-        host.set("restart", "give_up_after", 2);
-    });
+    let mut host = given_up_after(2);
     host.does(&["park", "default/2"]);
     host.does(&["restart"]);
     host.signal(Signal::SIGTERM);
@@ -195,13 +201,13 @@ fn stopping_leaves_nothing_whatever_the_shards_do() {
         host.set("restart", "give_up_after", give_up);
         host.set("restart", "backoff", "30s");
         host.run();
-        host.ground().write("php.ini", "opcache.preload = /nowhere/preload.php\nopcache.preload_user = www-data\n");
+        host.ground().write("php.ini", NO_START);
         let victim = pid(&host.shards(), "default/2").expect("a master");
         kill(Pid::from_raw(victim), Signal::SIGKILL).unwrap();
         until_shards(&host, "the shard is down", |shards| shards[1].verdict == verdict);
         host.signal(Signal::SIGTERM);
         host.ends();
-        host.ground().write("php.ini", "memory_limit = 128M\n");
+        host.ground().write("php.ini", GOOD_INI);
     }
 }
 
@@ -228,15 +234,10 @@ fn a_drained_shard_leaves_the_upstream_first() {
 
 #[test]
 fn a_shard_whose_master_cannot_start_is_halted_and_nobody_waits_for_it() {
-    let host = round_robin(|host| {
-        let ini = host.ground().write("php.ini", "memory_limit = 128M\n").display().to_string();
-        host.set("php", "ini", ini);
-        host.set("restart", "give_up_after", 3);
-    });
+    let host = given_up_after(3);
     let load = Load::start(host.ground(), host.nginx(), "www", Clients::one_each(4), &[]);
     load.run_for(WATCHED);
-    // A preload script that is missing ends every new master with code 78.
-    host.ground().write("php.ini", "opcache.preload = /nowhere/preload.php\nopcache.preload_user = www-data\n");
+    host.ground().write("php.ini", NO_START);
     let (victim, stays) = (pid(&host.shards(), "default/2").expect("a master"), pid(&host.shards(), "default/1").expect("a master"));
     kill(Pid::from_raw(victim), Signal::SIGKILL).unwrap();
     let halted = until_shards(&host, "the shard is halted", |shards| shards.iter().any(|shard| shard.verdict == "halted"));
@@ -252,7 +253,7 @@ fn a_shard_whose_master_cannot_start_is_halted_and_nobody_waits_for_it() {
     let generation = shard.generation;
     pause(Duration::from_secs(1));
     assert_eq!(host.shards()[1].generation, generation, "a halted shard is not started again");
-    host.ground().write("php.ini", "memory_limit = 128M\n");
+    host.ground().write("php.ini", GOOD_INI);
     host.does(&["unpark", "default/2"]);
     let back = pid(&all_ready(&host), "default/2").expect("a master");
     assert!(served_by(&host, 20).contains(&back), "it serves again");
