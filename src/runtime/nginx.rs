@@ -126,7 +126,10 @@ impl Supervisor {
     fn take_names(&mut self, names: BTreeSet<Endpoint>, old_workers: Vec<Process>) {
         let former = std::mem::replace(&mut self.nginx.names, names);
         if old_workers.is_empty() {
-            self.nginx_settled(self.nginx.reloaded);
+            // Workers of an earlier change may still be waited for.
+            if self.nginx.lingering.is_empty() {
+                self.nginx_settled(self.nginx.reloaded);
+            }
             return;
         }
         self.nginx.reloaded += 1;
@@ -220,7 +223,7 @@ async fn step(children: &Children, draft: &Draft, drained: &BTreeSet<ShardId>) -
         tracing::warn!(upstream = kept.name, uses = kept.used_at.len(), "upstream of a removed pool stays: something refers to it");
     }
     let names = names_of(draft, drained);
-    finish(applied.outcome, names, &state)
+    NginxReport { old_workers: applied.old_workers, ..finish(applied.outcome, names, &state) }
 }
 
 fn finish(outcome: IncludeOutcome, names: BTreeSet<Endpoint>, state: &NginxState) -> NginxReport {
@@ -228,10 +231,7 @@ fn finish(outcome: IncludeOutcome, names: BTreeSet<Endpoint>, state: &NginxState
         IncludeOutcome::Unchanged => with_names(report("current", unread(state)), names),
         IncludeOutcome::Written(NotReloaded::Off) => with_names(report("written", Some("reload = false".to_owned())), names),
         IncludeOutcome::Written(NotReloaded::NotRunning) => with_names(report("written", Some("NGINX does not run".to_owned())), names),
-        IncludeOutcome::Reloaded { old_workers } => {
-            let report = with_names(report("current", unread(state)), names);
-            NginxReport { reloaded: Reloaded::Yes, old_workers, ..report }
-        }
+        IncludeOutcome::Reloaded => NginxReport { reloaded: Reloaded::Yes, ..with_names(report("current", unread(state)), names) },
         IncludeOutcome::Absent => report("absent", None),
         IncludeOutcome::BrokenByOthers(failure) => report("broken", Some(failure.to_string())),
         IncludeOutcome::Refused(failure) => report("failed", Some(format!("NGINX refused the include: {failure}"))),

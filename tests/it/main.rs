@@ -13,6 +13,7 @@ mod check;
 mod contract;
 mod demo;
 mod fake;
+mod faults;
 mod honesty;
 mod life;
 mod nginx_include;

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use super::command::{self, Verdict};
 use super::file::{Content, FileError, IncludeFile};
-use super::processes::{Process, age_seconds};
+use super::processes::{Process, age_seconds, workers_beside};
 use super::reload::{Reload, reload};
 use super::state::{NginxState, Running, canonical, running};
 use crate::model::endpoint::Endpoint;
@@ -46,10 +46,7 @@ pub enum IncludeOutcome {
     /// The file was written and is good; NGINX was not reloaded.
     Written(NotReloaded),
     /// NGINX uses the text.
-    Reloaded {
-        /// The workers that still may use the former text: [`wait_old_workers`](super::wait_old_workers).
-        old_workers: Vec<Process>,
-    },
+    Reloaded,
     /// The configuration is bad without the new text too. The file is as it was before.
     BrokenByOthers(TestFailure),
     /// NGINX refuses the new text. The file is as it was before.
@@ -85,6 +82,8 @@ pub struct Applied {
     pub outcome: IncludeOutcome,
     /// The upstreams that are in the file beside the wanted ones.
     pub kept: Vec<KeptName>,
+    /// The workers that still may use a former text: [`wait_old_workers`](super::wait_old_workers).
+    pub old_workers: Vec<Process>,
 }
 
 /// Makes the include hold the wanted text and NGINX use it.
@@ -92,13 +91,12 @@ pub struct Applied {
 /// # Cancel safety
 /// Not safe: dropped between writing and testing it leaves the new text untested. Run it to its end.
 pub async fn apply_include(children: &Children, settings: &Nginx, state: &NginxState, wanted: Wanted<'_>) -> Applied {
-    let mut kept = Vec::new();
-    if !command::is_installed(&settings.binary) {
-        return Applied { outcome: IncludeOutcome::Absent, kept };
+    let mut applied = Applied { outcome: IncludeOutcome::Absent, kept: Vec::new(), old_workers: Vec::new() };
+    if command::is_installed(&settings.binary) {
+        let transaction = Transaction { children, settings, state, reload_time: wanted.reload_time };
+        applied.outcome = transaction.run(wanted, &mut applied).await.unwrap_or_else(IncludeOutcome::File);
     }
-    let transaction = Transaction { children, settings, state, reload_time: wanted.reload_time };
-    let outcome = transaction.run(wanted, &mut kept).await.unwrap_or_else(IncludeOutcome::File);
-    Applied { outcome, kept }
+    applied
 }
 
 struct Transaction<'a> {
@@ -109,7 +107,7 @@ struct Transaction<'a> {
 }
 
 impl Transaction<'_> {
-    async fn run(&self, wanted: Wanted<'_>, kept: &mut Vec<KeptName>) -> Result<IncludeOutcome, FileError> {
+    async fn run(&self, wanted: Wanted<'_>, applied: &mut Applied) -> Result<IncludeOutcome, FileError> {
         let file = IncludeFile::find(&self.settings.include)?;
         let before = file.read()?;
         let before_text = before.as_ref().map(|content| String::from_utf8_lossy(&content.bytes)).unwrap_or_default();
@@ -120,7 +118,7 @@ impl Transaction<'_> {
         }
         let stay = self.still_used(&before_text, wanted, &file.path()).await;
         let text = with_kept(wanted.text, &stay.iter().map(|(upstream, _)| upstream.clone()).collect::<Vec<_>>());
-        kept.extend(stay.into_iter().map(|(upstream, used_at)| KeptName { name: upstream.name, used_at }));
+        applied.kept.extend(stay.into_iter().map(|(upstream, used_at)| KeptName { name: upstream.name, used_at }));
 
         let running = self.running().filter(|_| self.settings.reload);
         let unchanged = before.as_ref().filter(|content| content.bytes == text.as_bytes());
@@ -132,7 +130,23 @@ impl Transaction<'_> {
         } else {
             write(&file, &text).await?;
         }
-        self.test_and_reload(&file, before.as_ref(), running).await
+        let (outcome, old) = self.test_and_reload(&file, before.as_ref(), running).await?;
+        applied.old_workers = old;
+        applied.old_workers.extend(self.unaware().await);
+        Ok(outcome)
+    }
+
+    /// Gives the workers that know a former text and were told of no other.
+    async fn unaware(&self) -> Vec<Process> {
+        let (pid_file, binary) = (self.state.pid_file.clone(), self.settings.binary.clone());
+        let told = self.settings.reload;
+        let look = move || {
+            let running = running(&pid_file, &binary);
+            let mut found = workers_beside(running.as_ref().map(|running| running.master), &pid_file, &binary);
+            found.extend(running.filter(|_| !told).map(|running| running.workers).unwrap_or_default());
+            found
+        };
+        tokio::task::spawn_blocking(look).await.unwrap_or_default()
     }
 
     fn running(&self) -> Option<Running> {
@@ -144,29 +158,29 @@ impl Transaction<'_> {
         file: &IncludeFile,
         before: Option<&Content>,
         running: Option<Running>,
-    ) -> Result<IncludeOutcome, FileError> {
-        match command::test(self.children, self.settings).await {
-            Ok(Verdict::Good) => {}
+    ) -> Result<(IncludeOutcome, Vec<Process>), FileError> {
+        let outcome = match command::test(self.children, self.settings).await {
+            Ok(Verdict::Good) => match running {
+                None if self.settings.reload => IncludeOutcome::Written(NotReloaded::NotRunning),
+                None => IncludeOutcome::Written(NotReloaded::Off),
+                Some(running) => match reload(running.master, self.reload_time).await {
+                    Reload::Taken { old } => return Ok((IncludeOutcome::Reloaded, old)),
+                    Reload::NotTaken(message) => {
+                        file.restore(before)?;
+                        IncludeOutcome::NotTaken(message)
+                    }
+                },
+            },
             Ok(Verdict::Bad(failure)) => {
                 file.restore(before)?;
-                return Ok(self.whose_fault(file, failure).await);
+                self.whose_fault(file, failure).await
             }
             Err(message) => {
                 file.restore(before)?;
-                return Ok(IncludeOutcome::Untested(message));
+                IncludeOutcome::Untested(message)
             }
-        }
-        let Some(running) = running else {
-            let why = if self.settings.reload { NotReloaded::NotRunning } else { NotReloaded::Off };
-            return Ok(IncludeOutcome::Written(why));
         };
-        match reload(running.master, self.reload_time).await {
-            Reload::Taken { old } => Ok(IncludeOutcome::Reloaded { old_workers: old }),
-            Reload::NotTaken(message) => {
-                file.restore(before)?;
-                Ok(IncludeOutcome::NotTaken(message))
-            }
-        }
+        Ok((outcome, Vec::new()))
     }
 
     /// Tells a bad text of ours from a configuration that is bad anyway: with the former file back, it is tested again.

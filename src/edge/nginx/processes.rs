@@ -87,6 +87,22 @@ pub(super) fn workers(master: Process) -> Vec<Worker> {
     workers
 }
 
+/// Gives the workers of the binary that `master` does not command and that nobody will tell of a new configuration: those of
+/// the old master while NGINX is upgraded in place, and those that outlived a master that was killed. They serve on with what they once read.
+pub(super) fn workers_beside(master: Option<Process>, pid_file: &Path, binary: &Path) -> Vec<Process> {
+    let proc = Proc::default();
+    let mut old_pid_file = pid_file.as_os_str().to_owned();
+    old_pid_file.push(".oldbin");
+    let old = self::master(Path::new(&old_pid_file), binary).map(|old| old.pid);
+    let forgotten = |pid: &Pid| {
+        let Ok(parent) = proc.stat(*pid).map(|stat| stat.parent) else { return false };
+        let commanded = || proc.title(parent).is_ok_and(|title| title.starts_with(MASTER_TITLE));
+        Some(parent) != master.map(|master| master.pid) && (Some(parent) == old || !commanded())
+    };
+    let found = proc.pids().unwrap_or_default().into_iter().filter_map(worker).map(|worker| worker.process);
+    found.filter(|process| runs(process.pid, binary) && forgotten(&process.pid)).collect()
+}
+
 fn worker(pid: Pid) -> Option<Worker> {
     let process = Process::find(pid)?;
     let title = Proc::default().title(pid).ok()?;

@@ -22,7 +22,7 @@ const SOON: Duration = Duration::from_secs(20);
 const AT_ONCE: Duration = Duration::from_millis(900);
 
 /// A pool split over two shards, NGINX going round both through the generated upstream.
-fn round_robin(prepare: impl FnOnce(&mut Sandbox)) -> Sandbox {
+pub(crate) fn round_robin(prepare: impl FnOnce(&mut Sandbox)) -> Sandbox {
     let mut host = Sandbox::new();
     host.pool("www", 8);
     host.set("shards", "routing", "split");

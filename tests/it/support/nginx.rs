@@ -6,7 +6,8 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
 
 use super::process::{Running, children, run};
 use super::{Ground, eventually};
@@ -44,6 +45,8 @@ pub(crate) struct Site {
     pub(crate) upstreams: Vec<Upstream>,
     /// What the scripts get as `RELEASE`.
     pub(crate) release: String,
+    /// How many workers NGINX has; two where nothing is said.
+    pub(crate) workers: Option<u32>,
 }
 
 impl Route {
@@ -89,6 +92,8 @@ impl Site {
 /// A running NGINX.
 pub(crate) struct Nginx {
     running: Running,
+    /// The group of one that left its starter's side, as a service does: only such a one can be upgraded in place.
+    daemon: Option<i32>,
     port: u16,
     root: PathBuf,
 }
@@ -102,7 +107,11 @@ impl Nginx {
     /// Starts NGINX with this site and waits until it answers.
     #[track_caller]
     pub(crate) fn start(ground: &Ground, site: &Site) -> Self {
-        let port = ground.port();
+        Self::start_at(ground, site, ground.port())
+    }
+
+    #[track_caller]
+    fn start_at(ground: &Ground, site: &Site, port: u16) -> Self {
         for folder in ["nginx", "nginx/conf.d", "nginx/temp"] {
             std::fs::create_dir_all(ground.path(folder)).expect("a directory for NGINX");
         }
@@ -110,12 +119,53 @@ impl Nginx {
         let (prefix, config) = (ground.text("nginx/"), ground.text("nginx/nginx.conf"));
         let arguments = ["-p", prefix.as_str(), "-c", config.as_str(), "-e", "/dev/stderr", "-g", "daemon off;"];
         let running = Running::start(&Self::binary(), &arguments, &[], &ground.path("log/nginx.out"));
-        let mut nginx = Self { running, port, root: ground.path("") };
+        let mut nginx = Self { running, daemon: None, port, root: ground.path("") };
         eventually(Duration::from_secs(10), "NGINX answers", || {
             assert!(nginx.running.ended().is_none(), "NGINX ended:\n{}", nginx.running.output());
             nginx.get("/alive").is_some_and(|answer| answer.starts_with("HTTP/1.1 204")).then_some(())
         });
         nginx
+    }
+
+    /// Becomes a daemon, as NGINX is under a service manager.
+    #[track_caller]
+    pub(crate) fn daemonize(&mut self, ground: &Ground) {
+        let group = self.named_master().expect("a pid file");
+        self.running.signal(Signal::SIGQUIT);
+        self.running.wait(Duration::from_secs(10));
+        let (prefix, config) = (ground.text("nginx/"), ground.text("nginx/nginx.conf"));
+        let arguments = ["-p", prefix.as_str(), "-c", config.as_str()];
+        self.running = Running::start(&Self::binary(), &arguments, &[], &ground.path("log/nginx.out"));
+        assert_eq!(self.running.exit_code(Duration::from_secs(10)), 0, "{}", self.running.output());
+        self.daemon = Some(eventually(Duration::from_secs(10), "NGINX runs", || self.named_master().filter(|pid| *pid != group)));
+        eventually(Duration::from_secs(10), "NGINX answers", || self.get("/alive"));
+    }
+
+    /// Ends the master and every worker as `kill -9` does, and starts NGINX anew at the same port.
+    #[track_caller]
+    pub(crate) fn replace(&mut self, ground: &Ground, site: &Site) {
+        killpg(Pid::from_raw(self.pid()), Signal::SIGKILL).ok();
+        self.running.wait(Duration::from_secs(10));
+        let free = || std::net::TcpListener::bind(("127.0.0.1", self.port)).ok().map(drop);
+        eventually(Duration::from_secs(10), "the port is free", free);
+        *self = Self::start_at(ground, site, self.port);
+    }
+
+    /// Gives the pid in NGINX's own pid file: after an upgrade it is another one.
+    pub(crate) fn named_master(&self) -> Option<i32> {
+        std::fs::read_to_string(self.root.join("nginx/nginx.pid")).ok()?.trim().parse().ok()
+    }
+
+    /// Upgrades the binary in place (`USR2`) and gives the new master's pid; the old one and its workers serve on.
+    #[track_caller]
+    pub(crate) fn upgrade(&self) -> i32 {
+        let old = self.named_master();
+        let signalled = old.and_then(|old| kill(Pid::from_raw(old), Signal::SIGUSR2).ok());
+        assert!(signalled.is_some(), "NGINX's master {old:?} takes no signal");
+        eventually(Duration::from_secs(10), "the new NGINX has workers", || {
+            let new = self.named_master().filter(|new| Some(*new) != old)?;
+            (children(new).len() >= 2).then_some(new)
+        })
     }
 
     /// Writes another site and reloads; waits until only new workers are left to take connections.
@@ -131,7 +181,7 @@ impl Nginx {
         let tested = self.test();
         assert!(tested.is_ok(), "nginx -t refuses the test's own configuration:\n{}", tested.unwrap_err());
         let before = self.workers();
-        self.running.signal(Signal::SIGHUP);
+        self.signal(Signal::SIGHUP);
         eventually(Duration::from_secs(10), "NGINX has new workers only", || {
             let now = self.workers();
             let taking: Vec<&i32> = now.iter().filter(|pid| !leaving(**pid)).collect();
@@ -152,9 +202,9 @@ impl Nginx {
         self.port
     }
 
-    /// Gives the master's pid.
+    /// Gives the pid of the master that was started.
     pub(crate) fn pid(&self) -> i32 {
-        self.running.pid()
+        self.daemon.unwrap_or_else(|| self.running.pid())
     }
 
     /// Gives the workers, leaving ones included.
@@ -169,7 +219,7 @@ impl Nginx {
 
     /// Sends a signal to the master.
     pub(crate) fn signal(&self, signal: Signal) {
-        self.running.signal(signal);
+        kill(Pid::from_raw(self.pid()), signal).expect("a running NGINX");
     }
 
     /// Makes one plain request; gives the whole answer as text, or nothing when there is none.
@@ -192,6 +242,14 @@ impl Nginx {
     }
 }
 
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        if let Some(group) = self.daemon {
+            killpg(Pid::from_raw(group), Signal::SIGKILL).ok();
+        }
+    }
+}
+
 fn leaving(pid: i32) -> bool {
     let title = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     title.is_empty() || String::from_utf8_lossy(&title).contains("shutting down")
@@ -201,7 +259,7 @@ fn write_configuration(ground: &Ground, site: &Site, port: u16) {
     let mut text = String::new();
     let path = |name: &str| ground.text(name);
     let add = |text: &mut String, line: &str| writeln!(text, "{line}").expect("writing to a string");
-    add(&mut text, "user www-data;\nworker_processes 2;\nworker_rlimit_nofile 16384;");
+    add(&mut text, &format!("user www-data;\nworker_processes {};\nworker_rlimit_nofile 16384;", site.workers.unwrap_or(2)));
     add(&mut text, &format!("pid {};\nerror_log {} info;", path("nginx/nginx.pid"), path("log/nginx.error")));
     add(&mut text, "events { worker_connections 4096; }\nhttp {");
     add(&mut text, &format!("log_format load '{LOG_FIELDS}';\naccess_log {} load;", path("log/access")));

@@ -134,6 +134,16 @@ impl Sandbox {
         format!("php_web_{pool}")
     }
 
+    /// Ends NGINX without mercy and starts it anew with this site, at the same port.
+    pub(crate) fn front_again(&mut self, site: &Site) {
+        self.nginx.as_mut().expect("front() comes first").replace(&self.ground, site);
+    }
+
+    /// Makes NGINX a daemon that can be upgraded in place.
+    pub(crate) fn daemonize_front(&mut self) {
+        self.nginx.as_mut().expect("front() comes first").daemonize(&self.ground);
+    }
+
     /// Starts NGINX with this site.
     pub(crate) fn front(&mut self, site: &Site) {
         self.nginx = Some(Nginx::start(&self.ground, site));
