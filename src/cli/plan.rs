@@ -186,6 +186,7 @@ mod tests {
             group: GroupName::new("default"),
             pm: ProcessManager::Static,
             workers: workers(count),
+            mounted_as: None,
             routing,
             reason: reason.to_owned(),
             upstream: format!("polyfpm_php8_2_{name}"),

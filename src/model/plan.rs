@@ -75,6 +75,9 @@ pub struct PoolPlan {
     pub pm: ProcessManager,
     /// Its workers in total.
     pub workers: WorkerNumbers,
+    /// Where its socket file is mounted, mostly into a container: a rename over its path does not reach there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mounted_as: Option<String>,
     /// How it is reached.
     pub routing: Routing,
     /// Why, a fragment: "12 workers are fewer than 2 × 8", "/etc/nginx/sites/a.conf:12 passes to /run/php/www.sock".

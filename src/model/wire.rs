@@ -111,7 +111,7 @@ pub struct Progress {
     /// The generation it belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<Generation>,
-    /// The step: "binding", "starting", "verifying", "switching", "settling", "draining", "done", "skipped", "failed", "nginx".
+    /// The step: "binding", "starting", "verifying", "waiting", "switching", "settling", "draining", "done", "skipped", "failed", "called off", "nginx".
     pub step: String,
     /// Milliseconds since the job began.
     pub at_ms: u64,

@@ -162,7 +162,7 @@ impl Supervisor {
             .map(|shard| shard.id().clone())
             .collect();
         let nginx = if self.draft.nginx.is_some() { NginxStep::Last } else { NginxStep::None };
-        JobOrder { kind: JobKind::Apply, shards: changed, retire, nginx }
+        JobOrder { kind: JobKind::Apply, shards: changed, together: Vec::new(), retire, nginx }
     }
 
     /// A file of a bad pool changed: it is tried again.

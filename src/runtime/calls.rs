@@ -107,7 +107,7 @@ impl Supervisor {
         }
         match self.select(selection) {
             Ok(shards) => {
-                let order = JobOrder { kind: JobKind::Restart, shards, retire: Vec::new(), nginx: NginxStep::None };
+                let order = JobOrder { kind: JobKind::Restart, shards, together: Vec::new(), retire: Vec::new(), nginx: NginxStep::None };
                 self.begin(order, replies);
             }
             Err(message) => reply(replies, error(ErrorCode::Usage, &message)),
@@ -145,11 +145,12 @@ impl Supervisor {
             JobKind::Unpark => drop(self.drained.remove(&shard)),
             JobKind::Restart | JobKind::Apply | JobKind::Park | JobKind::Heal => {}
         }
-        self.begin(JobOrder { kind, shards: vec![shard], retire: Vec::new(), nginx }, Some(replies));
+        self.begin(JobOrder { kind, shards: vec![shard], together: Vec::new(), retire: Vec::new(), nginx }, Some(replies));
     }
 
     /// Begins a job and remembers who follows it.
-    pub(super) fn begin(&mut self, order: JobOrder, replies: Option<ReplySink>) {
+    pub(super) fn begin(&mut self, mut order: JobOrder, replies: Option<ReplySink>) {
+        order.together = self.together(&order);
         let verb = order.kind.word();
         let read_just_now = order.kind == JobKind::Apply;
         match self.fleet.begin(order, self.now()) {
@@ -242,6 +243,7 @@ impl Supervisor {
             reply(call.replies, answer);
         }
         self.fleet.forget_gone();
+        self.sockets.end_gathering();
         if kind == JobKind::Apply {
             self.tell_reloaded();
         }

@@ -169,7 +169,8 @@ impl Supervisor {
             return;
         }
         tracing::error!(shard = %id, "shard hung");
-        let order = JobOrder { kind: JobKind::Heal, shards: vec![id.clone()], retire: Vec::new(), nginx: NginxStep::None };
+        let order =
+            JobOrder { kind: JobKind::Heal, shards: vec![id.clone()], together: Vec::new(), retire: Vec::new(), nginx: NginxStep::None };
         self.health.healed_at.insert(id.clone(), now);
         if let Ok((number, actions)) = self.fleet.begin(order, now) {
             self.ask_for_kept(number);

@@ -11,6 +11,8 @@ pub(super) fn transition(master: &MasterId, note: &Note, pid: Option<i32>) {
         Note::Starting => tracing::info!(shard, gen = generation, "master starting"),
         Note::Launched => tracing::debug!(shard, gen = generation, pid, "master launched"),
         Note::Proving => tracing::debug!(shard, gen = generation, pid, "master ready"),
+        Note::Gathered => tracing::debug!(shard, gen = generation, pid, "master proven, others are not"),
+        Note::CalledOff(why) => tracing::warn!(shard, gen = generation, pid, why, "master called off"),
         Note::Switching => tracing::debug!(shard, gen = generation, pid, "master proven"),
         Note::Serving => tracing::info!(shard, gen = generation, pid, "master serving"),
         Note::Leaving => tracing::info!(shard, gen = generation, pid, "master leaving"),

@@ -123,6 +123,7 @@ impl Supervisor {
         let binding = match sockets {
             shard::Sockets::Held => Binding::AtOnce,
             shard::Sockets::New => Binding::Beside,
+            shard::Sockets::Together => Binding::Together,
         };
         let held = self.held.get(&id.shard).cloned().unwrap_or_default();
         let mut set = SocketSet::new();

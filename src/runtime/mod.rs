@@ -28,6 +28,7 @@ mod sockets;
 mod state;
 mod supervisor;
 mod telling;
+mod together;
 
 use tokio::sync::mpsc;
 

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::model::cpus::CpuSet;
 use crate::model::endpoint::Endpoint;
@@ -109,8 +109,11 @@ impl Published {
 pub(super) enum Binding {
     /// Public at once: nobody serves, and what comes shall wait.
     AtOnce,
-    /// Beside the public path until the master is proven.
+    /// Beside the public path until the master is proven; what several shards accept on is had as it stands.
     Beside,
+    /// Beside the public path until all that come in together are proven; they have one listener in common where their
+    /// predecessors had.
+    Together,
 }
 
 /// Every listening socket.
@@ -119,6 +122,8 @@ pub(super) struct Sockets {
     published: BTreeMap<Endpoint, Published>,
     groups: BTreeMap<SocketAddr, ReuseportGroup<MasterId>>,
     retiring: BTreeSet<Endpoint>,
+    /// The new listeners that those who come in together have in common.
+    gathering: BTreeMap<Endpoint, Weak<Listener>>,
     /// Paths that an earlier supervisor lent, with the sibling's file that stands there.
     found_lent: BTreeMap<Endpoint, FileId>,
 }
@@ -132,16 +137,30 @@ impl Sockets {
         if let Some(fitting) = self.fitting(master, plan, held, binding) {
             return Ok(fitting);
         }
-        match &plan.endpoint {
+        let acquired = match &plan.endpoint {
             Endpoint::Unix(path) => self.bind_unix(master, plan, path, binding),
             Endpoint::Tcp(address) => self.bind_tcp(master, plan, *address, binding),
+        }?;
+        if binding == Binding::Together && plan.handover == Handover::Share {
+            self.gathering.insert(plan.endpoint.clone(), Arc::downgrade(&acquired.listener));
         }
+        Ok(acquired)
+    }
+
+    /// Forgets what those had in common who came in together, or were to: who does so next binds anew.
+    pub(super) fn end_gathering(&mut self) {
+        self.gathering.clear();
     }
 
     fn fitting(&self, master: &MasterId, plan: &ListenerPlan, held: &[Held], binding: Binding) -> Option<Held> {
         if plan.handover == Handover::Share {
-            let published = self.published.get(&plan.endpoint).filter(|published| published.handover == Handover::Share)?;
-            let listener = Arc::clone(published.listener.as_ref()?);
+            let listener = match binding {
+                Binding::Together => self.gathering.get(&plan.endpoint)?.upgrade()?,
+                Binding::AtOnce | Binding::Beside => {
+                    let published = self.published.get(&plan.endpoint).filter(|published| published.handover == Handover::Share)?;
+                    Arc::clone(published.listener.as_ref()?)
+                }
+            };
             return Some(Held { plan: plan.clone(), listener, bound_for: master.clone() });
         }
         let mine = held.iter().find(|held| held.plan.endpoint == plan.endpoint && held.plan.handover == plan.handover);
@@ -149,7 +168,11 @@ impl Sockets {
     }
 
     fn bind_unix(&mut self, master: &MasterId, plan: &ListenerPlan, path: &Path, binding: Binding) -> Result<Held, SocketError> {
-        let suffix = format!(".{:x}", master.generation.0);
+        let suffix = match (binding, plan.handover) {
+            // Shards count their generations each for itself, and the path is that of all of them.
+            (Binding::Together, Handover::Share) => format!(".{}-{:x}", master.shard.index, master.generation.0),
+            _ => format!(".{:x}", master.generation.0),
+        };
         let listener =
             listener::bind_unix(path, &suffix, &plan.access, plan.backlog_connections).map_err(|source| bind_error(plan, source))?;
         let held = Held { plan: plan.clone(), listener: Arc::new(listener), bound_for: master.clone() };

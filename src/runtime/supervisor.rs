@@ -26,6 +26,7 @@ use crate::edge::control::replies::ReplySink;
 use crate::edge::service::Service;
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::{MasterId, ShardId};
+use crate::model::listen::Handover;
 use crate::model::settings::Settings;
 use crate::model::snapshot::Snapshot;
 use crate::model::time::Moment;
@@ -107,6 +108,7 @@ impl Supervisor {
         while let Some(action) = queue.pop_front() {
             let follow = match action {
                 FleetAction::Shard(action) => self.effect(action),
+                FleetAction::SwitchTogether { masters } => self.switch_effect(&masters),
                 FleetAction::Nginx => self.begin_nginx(),
                 FleetAction::Progress { job, shard, generation, step, at } => {
                     let at_ms = u64::try_from(at.as_millis()).unwrap_or(u64::MAX);
@@ -129,7 +131,7 @@ impl Supervisor {
                 self.prove(&master);
                 Vec::new()
             }
-            Action::Switch { master } => self.switch_effect(&master),
+            Action::Switch { master } => self.switch_effect(&[master]),
             Action::WatchQuiet { master, why } => {
                 self.watch_quiet(&master, why);
                 Vec::new()
@@ -186,29 +188,43 @@ impl Supervisor {
         self.draft.blueprints.get(id).cloned()
     }
 
-    fn switch_effect(&mut self, id: &MasterId) -> Vec<FleetAction> {
-        let generation = id.generation;
-        let input = match self.switch(id) {
-            Ok(()) => Input::Switched { generation },
-            Err(error) => Input::SwitchFailed { generation, why: super::chain(&error) },
-        };
-        self.fleet.handle(&id.shard, input, self.now())
+    /// Lets the sockets of proven masters take the public paths, and tells the shards.
+    fn switch_effect(&mut self, ids: &[MasterId]) -> Vec<FleetAction> {
+        let result = self.switch(ids);
+        let mut follow = Vec::new();
+        for id in ids {
+            let generation = id.generation;
+            let input = match &result {
+                Ok(()) => Input::Switched { generation },
+                Err(error) => Input::SwitchFailed { generation, why: super::chain(error) },
+            };
+            follow.extend(self.fleet.handle(&id.shard, input, self.now()));
+        }
+        follow
     }
 
-    /// Lets a proven master's sockets take the public paths; endpoints the plan no longer has leave.
-    fn switch(&mut self, id: &MasterId) -> Result<(), super::sockets::SocketError> {
-        let Some(master) = self.masters.get(id) else { return Ok(()) };
-        let set = master.sockets.clone();
-        let unix: Vec<Held> = set.iter().filter(|held| matches!(held.plan.endpoint, Endpoint::Unix(_))).cloned().collect();
-        self.sockets.switch(&unix)?;
-        let before = self.held.insert(id.shard.clone(), set.clone());
-        if let Err(error) = self.point_addresses(&set) {
-            // The unix paths have moved already; TCP connections still reach the old listener, which goes on serving them.
-            tracing::error!(shard = %id.shard, gen = id.generation.0, error = %super::chain(&error), "connections were not steered");
+    /// Lets the sockets of proven masters take the public paths, all or none; endpoints the plan no longer has leave.
+    fn switch(&mut self, ids: &[MasterId]) -> Result<(), super::sockets::SocketError> {
+        let sets: Vec<(&MasterId, SocketSet)> = ids.iter().filter_map(|id| Some((id, self.masters.get(id)?.sockets.clone()))).collect();
+        let mut unix: Vec<Held> = Vec::new();
+        for held in sets.iter().flat_map(|(_, set)| set).filter(|held| matches!(held.plan.endpoint, Endpoint::Unix(_))) {
+            if !unix.iter().any(|other| Arc::ptr_eq(&other.listener, &held.listener)) {
+                unix.push(held.clone());
+            }
         }
-        for held in before.into_iter().flatten() {
-            if self.sockets.is_public(&held) && !self.planned(&held.plan.endpoint) {
-                self.drop_endpoint(&held.plan.endpoint);
+        // What all of them have comes first: whoever finds the paths half taken can tell from it that all were proven.
+        unix.sort_by_key(|held| held.plan.handover != Handover::Share);
+        self.sockets.switch(&unix)?;
+        for (id, set) in sets {
+            let before = self.held.insert(id.shard.clone(), set.clone());
+            if let Err(error) = self.point_addresses(&set) {
+                // The unix paths have moved already; TCP connections still reach the old listener, which goes on serving them.
+                tracing::error!(shard = %id.shard, gen = id.generation.0, error = %super::chain(&error), "connections were not steered");
+            }
+            for held in before.into_iter().flatten() {
+                if self.sockets.is_public(&held) && !self.planned(&held.plan.endpoint) {
+                    self.drop_endpoint(&held.plan.endpoint);
+                }
             }
         }
         Ok(())

@@ -7,6 +7,7 @@
 //! Sources: proc_pid_stat(5), proc_pid_status(5), proc_pid_limits(5), proc_pid_smaps(5), sched_getaffinity(2).
 #![expect(unsafe_code, reason = "nix reads an affinity mask of at most 1024 CPUs")]
 
+mod memory;
 mod mounts;
 #[cfg(test)]
 mod tests;

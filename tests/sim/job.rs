@@ -1,10 +1,10 @@
 //! The promises about the one job.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use polyfpm::core::fleet::{FleetAction, JobFailure, JobKind, JobOrder, NginxStep, QUIET_PATIENCE};
-use polyfpm::core::shard::{Shard, Wanted};
-use polyfpm::model::ids::{Generation, ShardId};
+use polyfpm::core::shard::{Shard, Sockets, Wanted};
+use polyfpm::model::ids::{Generation, MasterId, ShardId};
 use polyfpm::model::wire::ShardRuns;
 
 use crate::rare::Rare;
@@ -13,13 +13,18 @@ use crate::world::{Fault, World};
 
 /// The job under way as the simulation sees it.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts of one turn")]
 pub(crate) struct JobSeen {
     number: u64,
     order: JobOrder,
-    /// Which shard's turn it is.
-    at: usize,
-    /// The newest generation of that shard when its turn began.
-    newest: Generation,
+    /// Whose turns have ended.
+    ended: BTreeSet<ShardId>,
+    /// Those that are handed over together in the present turn.
+    gathering: BTreeSet<ShardId>,
+    /// The newest generation of a shard when its turn began.
+    newest: BTreeMap<ShardId, Generation>,
+    /// The turn began in the present call, whatever happened in it since.
+    pub(crate) begun: bool,
     skipped: BTreeSet<ShardId>,
     /// The turn began in the present call.
     pub(crate) fresh: bool,
@@ -38,7 +43,31 @@ enum Step {
 
 impl JobSeen {
     fn turn(&self) -> Option<&ShardId> {
-        self.order.shards.get(self.at).filter(|_| self.order.nginx != NginxStep::First || self.nginx == Step::Over)
+        self.order
+            .shards
+            .iter()
+            .find(|id| !self.ended.contains(*id))
+            .filter(|_| self.order.nginx != NginxStep::First || self.nginx == Step::Over)
+    }
+
+    /// Tells whether it is this shard's turn, alone or with others.
+    fn has_turn(&self, id: &ShardId) -> bool {
+        self.turn() == Some(id) || self.gathering.contains(id)
+    }
+
+    /// Gives all whose turn it is.
+    fn turns(&self) -> Vec<ShardId> {
+        if self.gathering.is_empty() { self.turn().cloned().into_iter().collect() } else { self.gathering.iter().cloned().collect() }
+    }
+
+    /// Gives how many shards may be handed over at once.
+    pub(crate) fn at_once(&self) -> u32 {
+        u32::try_from(self.gathering.len().max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// Tells whether something went wrong in the present turn.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.trouble
     }
 
     /// Tells whether this shard's turn began in the present call.
@@ -49,6 +78,10 @@ impl JobSeen {
     /// Tells whether this shard's master is replaced because it hangs.
     pub(crate) fn heals(&self, id: &ShardId) -> bool {
         self.order.kind == JobKind::Heal && self.turn() == Some(id)
+    }
+
+    fn newest_of(&self, id: &ShardId) -> Generation {
+        self.newest.get(id).copied().unwrap_or(Generation(0))
     }
 
     fn replaces(&self) -> bool {
@@ -70,8 +103,8 @@ impl World {
                 self.site(id)?.may_park = true;
             }
         }
-        let newest = |world: &Self, at: usize| order.shards.get(at).and_then(|id| world.sites.get(id)).map_or(Generation(0), |s| s.last);
-        let first = newest(self, 0);
+        let last = |id: &ShardId| self.sites.get(id).map_or(Generation(0), |site| site.last);
+        let newest = order.shards.first().map(|id| (id.clone(), last(id))).into_iter().collect();
         match self.fleet.begin(order.clone(), self.now) {
             Err(refusal) => {
                 self.seen.insert(Rare::Busy);
@@ -84,8 +117,10 @@ impl World {
                 let seen = JobSeen {
                     number,
                     order,
-                    at: 0,
-                    newest: first,
+                    ended: BTreeSet::new(),
+                    gathering: BTreeSet::new(),
+                    newest,
+                    begun: true,
                     skipped: BTreeSet::new(),
                     fresh: true,
                     roll_failed: false,
@@ -99,13 +134,55 @@ impl World {
     }
 
     /// A new master beside a serving one is the job's doing, in its shard's turn, and none follows a failure.
-    pub(crate) fn roll_is_right(&mut self, id: &ShardId) -> Result<(), Fault> {
-        let right = self.job.as_ref().is_some_and(|job| job.replaces() && job.turn() == Some(id) && !job.roll_failed);
-        let late = self.job.as_ref().is_some_and(|job| !job.fresh);
-        if late {
+    pub(crate) fn roll_is_right(&mut self, id: &ShardId, sockets: Sockets) -> Result<(), Fault> {
+        let company = self.company(id);
+        let serving = self.sites.get(id).and_then(|site| site.serving).map(|(generation, _)| generation);
+        let Some(job) = &mut self.job else { return Err(format!("{id} is rolled without a job")) };
+        promise(job.replaces(), || format!("{id} is rolled by a job that replaces nobody"))?;
+        if sockets == Sockets::Together {
+            job.gathering.insert(id.clone());
+            job.newest.extend(serving.map(|generation| (id.clone(), generation)));
+            if job.gathering.len() > 1 {
+                self.seen.insert(Rare::CameTogether);
+            }
+            return promise(job.begun && company, || format!("{id} is rolled together with others out of turn"));
+        }
+        promise(!(job.begun && company && sockets == Sockets::New), || format!("{id} is rolled alone"))?;
+        if !job.fresh {
             self.seen.insert(Rare::RolledLate);
         }
-        promise(right, || format!("{id} is rolled out of turn"))
+        promise(job.turn() == Some(id) && !job.roll_failed, || format!("{id} is rolled out of turn"))
+    }
+
+    /// Tells whether this shard and the one whose turn begins are of those that are handed over together, and all of them that
+    /// serve are in the job and nothing is on its way to them but what came with this turn.
+    fn company(&self, id: &ShardId) -> bool {
+        let Some(job) = self.job.as_ref().filter(|job| matches!(job.order.kind, JobKind::Restart | JobKind::Apply)) else { return false };
+        let Some(set) = job.turn().and_then(|first| job.order.together.iter().find(|set| set.contains(first))) else { return false };
+        let fits = |other: &ShardId| {
+            let Some(site) = self.sites.get(other) else { return true };
+            let under_way = site.coming.is_some() && other != id && !job.gathering.contains(other);
+            let left_out = site.serving.is_some() && (!job.order.shards.contains(other) || job.ended.contains(other));
+            !under_way && !left_out
+        };
+        set.contains(id) && set.iter().all(fits)
+    }
+
+    /// Hears that the paths of several masters change hands: of all that came in this turn, and all are proven.
+    pub(crate) fn gate_opens(&mut self, masters: &[MasterId]) -> Result<(), Fault> {
+        let shards: BTreeSet<ShardId> = masters.iter().map(|id| id.shard.clone()).collect();
+        let all = self.job.as_ref().is_some_and(|job| job.gathering == shards);
+        promise(all, || format!("the gate opens for {shards:?}, which are not those that came"))?;
+        for id in masters {
+            let coming = self.site(&id.shard)?.coming;
+            if self.site(&id.shard)?.serving.is_none() {
+                self.seen.insert(Rare::DeathWhileGathered);
+            }
+            let record = self.master(id)?;
+            let right = coming == Some(id.generation) && record.told.proven && !record.told.died && record.sockets == Sockets::Together;
+            promise(right, || format!("{id} switches out of turn"))?;
+        }
+        Ok(())
     }
 
     pub(crate) fn roll_failed(&mut self) {
@@ -116,7 +193,7 @@ impl World {
 
     /// Something went wrong with a shard, or somebody interfered with it.
     pub(crate) fn trouble(&mut self, id: &ShardId) {
-        if let Some(job) = self.job.as_mut().filter(|job| job.turn() == Some(id)) {
+        if let Some(job) = self.job.as_mut().filter(|job| job.has_turn(id)) {
             job.trouble = true;
             // What follows in the same call is the shard's own doing: with pauses of zero it starts again at once.
             job.fresh = false;
@@ -150,6 +227,7 @@ impl World {
         if let Some(job) = self.job.as_mut().filter(|job| job.nginx == Step::UnderWay) {
             job.nginx = Step::Over;
             job.fresh = job.order.nginx == NginxStep::First;
+            job.begun = job.fresh;
         }
         self.remember_newest();
         let actions = self.fleet.nginx_done(self.now);
@@ -158,25 +236,34 @@ impl World {
 
     fn remember_newest(&mut self) {
         let Some(job) = &mut self.job else { return };
-        job.newest = job.order.shards.get(job.at).and_then(|id| self.sites.get(id)).map_or(Generation(0), |site| site.last);
+        let Some(id) = job.order.shards.iter().find(|id| !job.ended.contains(*id)).cloned() else { return };
+        let last = self.sites.get(&id).map_or(Generation(0), |site| site.last);
+        job.newest.insert(id, last);
     }
 
     /// Follows the job from turn to turn.
     pub(crate) fn progressed(&mut self, shard: Option<ShardId>, step: &str) -> Result<(), Fault> {
         let job = self.job.as_ref().ok_or("progress without a job")?;
-        promise(step == "nginx" || job.turn() == shard.as_ref(), || format!("{step} of {shard:?} is out of turn"))?;
+        // A shard's first word comes right before its launch.
+        let has_turn = |id: &ShardId| job.has_turn(id) || (step == "binding" && job.begun && self.company(id));
+        promise(step == "nginx" || shard.as_ref().is_some_and(has_turn), || format!("{step} of {shard:?} is out of turn"))?;
         let Some(id) = shard.filter(|_| matches!(step, "done" | "skipped")) else { return Ok(()) };
         if step == "done" {
             self.turn_ended_well(&id)?;
             self.remember_turn(&id);
         }
         if let Some(job) = &mut self.job {
-            job.at += 1;
-            job.fresh = true;
-            job.trouble = false;
+            job.ended.insert(id.clone());
             if step == "skipped" {
                 job.skipped.insert(id);
             }
+            if !job.gathering.iter().all(|id| job.ended.contains(id)) {
+                return Ok(());
+            }
+            job.gathering.clear();
+            job.fresh = true;
+            job.begun = true;
+            job.trouble = false;
         }
         self.remember_newest();
         Ok(())
@@ -200,7 +287,7 @@ impl World {
             return promise(!self.quieting(id), || format!("{id} is done and was not told to finish"));
         }
         let (serving, since) = site.serving.ok_or_else(|| format!("{id} is done and does not serve"))?;
-        promise(!job.replaces() || serving > job.newest, || format!("{id} is done and runs {serving}, as before"))?;
+        promise(!job.replaces() || serving > job.newest_of(id), || format!("{id} is done and runs {serving}, as before"))?;
         promise(self.now - since >= self.knobs.settle, || format!("{id} is done and has not settled"))?;
         let patient = self.now - since < QUIET_PATIENCE;
         promise(!(patient && self.quieting(id)), || format!("{id} is done and its old master was not told to finish"))
@@ -218,16 +305,18 @@ impl World {
             let over = down && job.nginx != Step::UnderWay && !self.quieting(id);
             return promise(!over, || format!("the turn of {id} does not end though it is down"));
         }
-        let Some((serving, since)) = self.sites.get(id).and_then(|site| site.serving).filter(|_| job.nginx != Step::UnderWay) else {
-            return Ok(());
-        };
+        let over = job.nginx != Step::UnderWay && job.turns().iter().all(|id| self.has_settled(job, id));
+        promise(!over, || format!("the turn of {id} does not end"))
+    }
+
+    fn has_settled(&self, job: &JobSeen, id: &ShardId) -> bool {
+        let Some(site) = self.sites.get(id) else { return false };
+        let Some((serving, since)) = site.serving else { return false };
         let mut enough = self.knobs.settle;
         if self.quieting(id) {
             enough = enough.max(QUIET_PATIENCE);
         }
-        let coming = self.sites.get(id).is_some_and(|site| site.coming.is_some());
-        let over = !coming && serving > job.newest && self.now - since >= enough;
-        promise(!over, || format!("the turn of {id} does not end"))
+        site.coming.is_none() && serving > job.newest_of(id) && self.now - since >= enough
     }
 
     /// A job ends once, and only with what it was for.
@@ -258,10 +347,11 @@ impl World {
             if job.order.nginx == NginxStep::Last {
                 self.seen.insert(Rare::NginxAfterFailure);
             }
-            let whose = failure.shard.as_ref().is_some_and(|id| job.turn() == Some(id));
+            let whose = failure.shard.as_ref().is_some_and(|id| job.has_turn(id));
             return promise(whose && job.trouble, || format!("job {number} fails and nothing went wrong: {failure:?}"));
         }
-        promise(job.at == job.order.shards.len(), || format!("job {number} ends well at shard {} of {}", job.at, job.order.shards.len()))?;
+        let all = job.order.shards.iter().all(|id| job.ended.contains(id));
+        promise(all, || format!("job {number} ends well after {} of {} turns", job.ended.len(), job.order.shards.len()))?;
         promise(!job.roll_failed, || format!("job {number} ends well though a handover failed"))
     }
 

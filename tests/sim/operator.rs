@@ -1,5 +1,6 @@
 //! What is done to the fleet from outside, and what a fair world must come back to.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use polyfpm::core::fleet::{JobKind, JobOrder, NginxStep};
@@ -66,6 +67,15 @@ impl World {
         chosen
     }
 
+    /// Gives sets of shards that share listeners: none, some of them, or all.
+    fn some_sets(&mut self) -> Vec<BTreeSet<ShardId>> {
+        match self.dice.below(3) {
+            0 => Vec::new(),
+            1 => vec![self.some_shards().into_iter().collect()],
+            _ => vec![self.ids.iter().cloned().collect()],
+        }
+    }
+
     /// The operator wants something.
     pub(crate) fn command(&mut self) -> Result<(), Fault> {
         let shards = self.some_shards();
@@ -98,7 +108,8 @@ impl World {
         if kind == JobKind::Apply && self.job.is_none() && self.dice.chance(300) {
             retire.extend(self.ids.iter().find(|id| !shards.contains(id)).cloned());
         }
-        self.begin(JobOrder { kind, shards, retire, nginx })
+        let together = self.some_sets();
+        self.begin(JobOrder { kind, shards, together, retire, nginx })
     }
 
     /// Starts a shard, as the supervisor's own start does.

@@ -37,10 +37,16 @@ pub(crate) enum Rare {
     CameBack,
     /// The supervisor stopped in the middle of a job.
     StopDuringJob,
+    /// Several shards were handed over together.
+    CameTogether,
+    /// A new master was called off because another that was to come in with it failed.
+    CalledOff,
+    /// A serving master died while its successor waited for others.
+    DeathWhileGathered,
 }
 
 /// All of them.
-pub(crate) const ALL: [Rare; 17] = [
+pub(crate) const ALL: [Rare; 20] = [
     Rare::DeathDuringHandover,
     Rare::FailedHandover,
     Rare::OrphansReleased,
@@ -58,4 +64,7 @@ pub(crate) const ALL: [Rare; 17] = [
     Rare::StopDuringHandover,
     Rare::CameBack,
     Rare::StopDuringJob,
+    Rare::CameTogether,
+    Rare::CalledOff,
+    Rare::DeathWhileGathered,
 ];

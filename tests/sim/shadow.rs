@@ -31,7 +31,15 @@ impl World {
             | Input::Quiet { generation }
             | Input::Detained { generation }
             | Input::Gone { generation } => *generation,
-            Input::Start | Input::Roll | Input::Heal | Input::Park | Input::Retire | Input::Time => return Ok(()),
+            Input::Start
+            | Input::Roll
+            | Input::RollTogether
+            | Input::GoOn
+            | Input::CallOff { .. }
+            | Input::Heal
+            | Input::Park
+            | Input::Retire
+            | Input::Time => return Ok(()),
         };
         let Some(master) = self.masters.get_mut(&MasterId::new(id, generation)) else { return Ok(()) };
         let told = &mut master.told;
@@ -55,7 +63,8 @@ impl World {
                 }
             }
             Input::NotProven { .. } | Input::SwitchFailed { .. } => {}
-            Input::Start | Input::Roll | Input::Heal | Input::Park | Input::Retire | Input::Time => {}
+            Input::Start | Input::Roll | Input::RollTogether | Input::GoOn | Input::CallOff { .. } => {}
+            Input::Heal | Input::Park | Input::Retire | Input::Time => {}
         }
         Ok(())
     }
@@ -131,6 +140,10 @@ impl World {
             self.trace(|| format!("  -> {action:?}"));
             let follow = match action {
                 FleetAction::Shard(action) => self.take(action)?,
+                FleetAction::SwitchTogether { masters } => {
+                    self.gate_opens(&masters)?;
+                    self.switch_together(&masters)?
+                }
                 FleetAction::Nginx => {
                     self.nginx_asked()?;
                     Vec::new()
@@ -148,6 +161,7 @@ impl World {
         }
         if let Some(job) = &mut self.job {
             job.fresh = false;
+            job.begun = false;
         }
         self.picture()
     }
@@ -218,7 +232,7 @@ impl World {
         promise(wanted == Some(Wanted::Up), || format!("{id} is launched and {wanted:?} is wanted"))?;
         let serves = site.serving.is_some();
         // A hung master's successor accepts what waits at the sockets of the one that does not.
-        let right = serves == (sockets == Sockets::New) || (serves && heals);
+        let right = serves == (sockets != Sockets::Held) || (serves && heals);
         promise(right, || format!("{id} is launched on {sockets:?}, another serves: {serves}"))?;
         if asked && !serves {
             if site.halted {
@@ -238,7 +252,7 @@ impl World {
         site.last = id.generation;
         site.coming = Some(id.generation);
         site.started = true;
-        if serves { self.roll_is_right(&id.shard) } else { Ok(()) }
+        if serves { self.roll_is_right(&id.shard, sockets) } else { Ok(()) }
     }
 
     fn switch_is_right(&mut self, id: &MasterId) -> Result<(), Fault> {
@@ -312,6 +326,21 @@ impl World {
                 self.trouble(&id.shard);
                 self.failed(id)
             }
+            Note::CalledOff(_) => {
+                self.seen.insert(Rare::CalledOff);
+                let right = self.job.as_ref().is_some_and(crate::job::JobSeen::has_failed);
+                promise(right, || format!("{id} is called off and nothing failed"))?;
+                self.master(id)?.released = true;
+                let now = self.now;
+                let site = self.site(&id.shard)?;
+                promise(site.coming == Some(id.generation), || format!("{id} is called off out of turn"))?;
+                site.coming = None;
+                if site.serving.is_none() {
+                    // The old master died while its successor was on its way: the next one starts at once.
+                    site.not_before = now;
+                }
+                Ok(())
+            }
             Note::Halted(_) => {
                 self.seen.insert(Rare::Halted);
                 let budget = self.knobs.timing.give_up_after;
@@ -332,6 +361,7 @@ impl World {
             Note::Starting
             | Note::Launched
             | Note::Proving
+            | Note::Gathered
             | Note::Switching
             | Note::Leaving
             | Note::Quitting
@@ -346,7 +376,7 @@ impl World {
         let record = self.master(id)?;
         record.served = true;
         let version = record.version;
-        let right = !record.told.died && if record.sockets == Sockets::New { record.told.switched } else { record.told.proven };
+        let right = !record.told.died && if record.sockets != Sockets::Held { record.told.switched } else { record.told.proven };
         promise(right, || format!("{id} is said to serve and does not"))?;
         let site = self.site(&id.shard)?;
         promise(site.coming == Some(id.generation), || format!("{id} serves out of turn"))?;
@@ -378,7 +408,7 @@ impl World {
         } else {
             site.count_failure(&timing, now);
         }
-        if sockets == Sockets::New {
+        if sockets != Sockets::Held {
             self.roll_failed();
         }
         Ok(())
@@ -400,7 +430,8 @@ impl World {
             let idle = matches!(shard.slot(), Slot::Empty) && site.started && shard.wanted() == Wanted::Up;
             promise(!idle || site.halted, || format!("{id} is wanted up, is not halted, and nothing happens"))?;
         }
-        promise(rolling <= 1, || "two shards hand over at once".to_owned())?;
+        let at_once = self.job.as_ref().map_or(1, crate::job::JobSeen::at_once);
+        promise(rolling <= at_once, || "two shards hand over at once".to_owned())?;
         for (id, master) in &self.masters {
             let Some(shard) = self.fleet.shard(&id.shard) else { return Err(format!("{id} lives and its shard is forgotten")) };
             let serves = shard.serving().is_some_and(|(generation, _)| generation == id.generation);

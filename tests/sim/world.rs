@@ -301,6 +301,19 @@ impl World {
         self.feed(&id.shard, Input::Switched { generation })
     }
 
+    /// The paths of several move in one breath, all or none.
+    pub(crate) fn switch_together(&mut self, ids: &[MasterId]) -> Result<Vec<FleetAction>, Fault> {
+        let unlucky = self.unlucky(self.knobs.switch_failure);
+        let mut follow = Vec::new();
+        for id in ids {
+            let generation = id.generation;
+            let input =
+                if unlucky { Input::SwitchFailed { generation, why: "no rename".to_owned() } } else { Input::Switched { generation } };
+            follow.extend(self.feed(&id.shard, input)?);
+        }
+        Ok(follow)
+    }
+
     /// A master process ends, and somebody reports it.
     pub(crate) fn dies(&mut self, id: &MasterId, orphans: bool) {
         let delay = self.dice.delay(Duration::from_secs(if self.fair { 1 } else { 20 }));

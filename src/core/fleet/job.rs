@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 
 use super::Fleet;
+use super::together::{Gate, Member};
 use super::words::{FleetAction, JobFailure, JobOrder, NginxStep};
-use crate::core::shard::{Input, Note, Stage};
+use crate::core::shard::{Input, Note, Shard, Stage};
 use crate::model::ids::{Generation, ShardId};
 use crate::model::snapshot::JobView;
 use crate::model::time::Moment;
@@ -26,6 +27,7 @@ pub(super) struct Job {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum JobStage {
     Nginx { first: NginxStep },
+    Together { members: Vec<Member>, gate: Gate },
     Turn { shard: ShardId, from: Option<Generation>, step: TurnStep },
 }
 
@@ -41,6 +43,17 @@ pub(super) enum TurnStep {
 pub(super) enum Rolled {
     Yes,
     NotYet,
+}
+
+impl JobStage {
+    /// Tells whether it is this shard's turn.
+    pub(super) fn is_turn_of(&self, id: &ShardId) -> bool {
+        match self {
+            Self::Turn { shard, .. } => shard == id,
+            Self::Together { members, .. } => members.iter().any(|member| member.shard == *id),
+            Self::Nginx { .. } => false,
+        }
+    }
 }
 
 /// Whose step it is.
@@ -66,13 +79,23 @@ impl Fleet {
     }
 
     pub(super) fn step(&self, job: &Job) -> String {
-        let JobStage::Turn { shard, .. } = &job.stage else { return "nginx".to_owned() };
+        let shard = match &job.stage {
+            JobStage::Turn { shard, .. } => shard,
+            JobStage::Together { members, .. } => {
+                let proven = |id: &ShardId| self.shards.get(id).and_then(Shard::birth).is_none_or(|birth| birth.stage == Stage::Gathered);
+                let waiting = members.iter().find(|member| !proven(&member.shard)).or(members.first());
+                let Some(Member { shard, .. }) = waiting else { return "nothing".to_owned() };
+                shard
+            }
+            JobStage::Nginx { .. } => return "nginx".to_owned(),
+        };
         let Some(machine) = self.shards.get(shard) else { return shard.to_string() };
         if let Some(birth) = machine.birth() {
             let what = match birth.stage {
                 Stage::Launching => "starting",
                 Stage::AwaitingReady => "waiting for readiness",
                 Stage::Proving => "verifying",
+                Stage::Gathered => "waiting for the others",
                 Stage::Switching => "switching",
             };
             return format!("{shard}#{}: {what}", birth.generation);
@@ -136,6 +159,8 @@ pub(super) fn step_word(note: &Note) -> Option<&'static str> {
         Note::Starting => Some("binding"),
         Note::Launched => Some("starting"),
         Note::Proving => Some("verifying"),
+        Note::Gathered => Some("waiting"),
+        Note::CalledOff(_) => Some("called off"),
         Note::Switching => Some("switching"),
         Note::Serving => Some("settling"),
         Note::Leaving => Some("draining"),

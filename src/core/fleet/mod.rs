@@ -5,6 +5,8 @@
 //! (design, rule 10). The first failure ends the job: shards not yet visited stay as they are, and the old master of the
 //! failed one still serves.
 //!
+//! Shards that share a listener may have one turn in common: see `together`.
+//!
 //! A park, a drain and an apply end with an NGINX step, in which the include is brought up to date; a restart and a crash
 //! never touch NGINX. The fleet does not know what NGINX is: it asks for the step and waits for its end.
 //!
@@ -13,6 +15,7 @@
 mod job;
 #[cfg(test)]
 mod tests;
+mod together;
 mod turn;
 mod words;
 
@@ -227,7 +230,7 @@ impl Fleet {
     pub(super) fn push(&mut self, action: Action, now: Moment, actions: &mut Vec<FleetAction>) {
         if let Action::Note { master, note } = &action
             && let Some(step) = step_word(note)
-            && matches!(&self.job, Some(Job { stage: JobStage::Turn { shard, .. }, .. }) if shard == &master.shard)
+            && self.job.as_ref().is_some_and(|job| job.stage.is_turn_of(&master.shard))
         {
             self.progress(Who(Some(master.shard.clone()), Some(master.generation)), step, now, actions);
         }

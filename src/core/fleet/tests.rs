@@ -22,7 +22,7 @@ fn id(index: u16) -> ShardId {
 }
 
 fn order(kind: JobKind, shards: &[u16], nginx: NginxStep) -> JobOrder {
-    JobOrder { kind, shards: shards.iter().map(|index| id(*index)).collect(), retire: Vec::new(), nginx }
+    JobOrder { kind, shards: shards.iter().map(|index| id(*index)).collect(), together: Vec::new(), retire: Vec::new(), nginx }
 }
 
 /// How a job ended: its failure; each shard with its generation and outcome.
@@ -67,7 +67,7 @@ impl Bench {
         assert_eq!(self.generation(index), Some(generation.0));
     }
 
-    /// A master that needs no switch comes as far as serving.
+    /// A master comes as far as being proven, or as serving where it needs no switch.
     fn come_held(&mut self, index: u16, generation: u64) {
         let generation = Generation(generation);
         for input in [Input::Launched { generation, pid: 7 }, Input::Ready { generation }, Input::Proven { generation }] {
@@ -415,4 +415,65 @@ fn a_changed_configuration_that_fails_gives_way_to_the_last_good_one() {
     let launch = Action::Launch { master: MasterId::new(&id(1), Generation(3)), sockets: Sockets::Held, blueprint: Blueprint::LastGood };
     assert!(bench.actions.contains(&FleetAction::Shard(launch)));
     assert!(matches!(bench.fleet.shard(&id(1)).unwrap().slot(), Slot::Starting(_)));
+}
+
+fn together(shards: &[u16]) -> JobOrder {
+    JobOrder { together: vec![[id(1), id(2)].into()], ..order(JobKind::Restart, shards, NginxStep::None) }
+}
+
+impl Bench {
+    fn opened(&self) -> Vec<(u16, u64)> {
+        let opened = |action: &FleetAction| {
+            let FleetAction::SwitchTogether { masters } = action else { return None };
+            Some(masters.iter().map(|master| (master.shard.index, master.generation.0)).collect::<Vec<_>>())
+        };
+        self.actions.iter().find_map(opened).unwrap_or_default()
+    }
+}
+
+#[test]
+fn shards_that_share_a_listener_take_the_paths_when_the_last_of_them_is_proven() {
+    let mut bench = Bench::serving(3);
+    bench.begin(together(&[1, 2, 3]));
+    assert_eq!(bench.launches(), [(1, 2, Sockets::Together), (2, 2, Sockets::Together)]);
+    bench.come_held(1, 2);
+    assert_eq!((bench.opened(), bench.generation(1)), (vec![], Some(1)), "the second is not proven yet");
+    bench.come_held(2, 2);
+    assert_eq!(bench.opened(), [(1, 2), (2, 2)]);
+    for index in [1, 2] {
+        bench.tell(index, Input::Switched { generation: Generation(2) });
+        bench.quiet(index, 1);
+    }
+    bench.pass(1);
+    assert_eq!(bench.launches(), [(3, 2, Sockets::New)], "the others follow one by one");
+}
+
+#[test]
+fn one_that_fails_calls_the_others_off_and_every_old_master_stays() {
+    let mut bench = Bench::serving(2);
+    bench.begin(together(&[1, 2]));
+    bench.come_held(1, 2);
+    bench.tell(2, Input::Launched { generation: Generation(2), pid: 7 });
+    bench.dies(2, 2);
+    let (failed, runs) = bench.finished().expect("the job is over");
+    assert_eq!(failed, failure(2, 2, "it died"));
+    assert_eq!(runs, [(1, Some(1), "untouched"), (2, Some(1), "failed")]);
+    let told = |action: &FleetAction| matches!(action, FleetAction::Shard(Action::Signal { master, .. }) if master.shard.index == 1);
+    assert!(bench.actions.iter().any(told), "the proven one is told to go: {:?}", bench.actions);
+}
+
+#[test]
+fn a_shard_is_rolled_alone_where_one_that_shares_with_it_would_stay_behind() {
+    let mut bench = Bench::serving(2);
+    bench.begin(together(&[2]));
+    assert_eq!(bench.launches(), [(2, 2, Sockets::New)]);
+}
+
+#[test]
+fn a_shard_that_is_down_does_not_keep_the_others_from_coming_together() {
+    let mut bench = Bench::serving(2);
+    bench.begin(order(JobKind::Park, &[2], NginxStep::None));
+    bench.quiet(2, 1);
+    bench.begin(together(&[1, 2]));
+    assert_eq!(bench.launches(), [(1, 2, Sockets::Together)]);
 }

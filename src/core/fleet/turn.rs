@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Fleet;
-use super::job::{Job, JobStage, Rolled, TurnStep, Who};
+use super::job::{JobStage, Rolled, TurnStep, Who};
 use super::words::{FleetAction, JobFailure, JobKind};
 use crate::core::shard::{Input, LeavingStage, Shard, Slot, Wanted};
 use crate::model::ids::{Generation, ShardId};
@@ -22,6 +22,10 @@ impl Fleet {
                 return;
             };
             let kind = job.order.kind.clone();
+            if let Some(ids) = self.company(&id) {
+                self.begin_together(&ids, now, actions);
+                return;
+            }
             if self.begin_turn(&id, &kind, now, actions) == Turn::Begun {
                 return;
             }
@@ -62,8 +66,17 @@ impl Fleet {
 
     /// Looks whether the turn under way has ended, well or badly.
     pub(super) fn advance(&mut self, now: Moment, actions: &mut Vec<FleetAction>) {
-        while let Some(Job { stage: JobStage::Turn { shard, from, step }, .. }) = &self.job {
-            let (id, from, step) = (shard.clone(), *from, *step);
+        loop {
+            let (id, from, step) = match self.job.as_ref().map(|job| &job.stage) {
+                Some(JobStage::Turn { shard, from, step }) => (shard.clone(), *from, *step),
+                Some(JobStage::Together { .. }) => {
+                    if self.advance_together(now, actions) {
+                        continue;
+                    }
+                    return;
+                }
+                Some(JobStage::Nginx { .. }) | None => return,
+            };
             match self.outcome(&id, from, step, now) {
                 Outcome::UnderWay => return,
                 Outcome::RollNow => self.roll_late(&id, now, actions),
@@ -75,16 +88,19 @@ impl Fleet {
                     self.progress(Who(Some(id), generation), "done", now, actions);
                     self.next_turn(now, actions);
                 }
-                Outcome::Failed(failure) => {
-                    if let Some(job) = &mut self.job {
-                        job.failure = Some(failure);
-                        job.waiting.clear();
-                    }
-                    // NGINX may have to learn of the shards that did change.
-                    self.after_turns(now, actions);
-                }
+                Outcome::Failed(failure) => self.fail_job(failure, now, actions),
             }
         }
+    }
+
+    /// Ends a job early: no further shard is visited.
+    pub(super) fn fail_job(&mut self, failure: JobFailure, now: Moment, actions: &mut Vec<FleetAction>) {
+        if let Some(job) = &mut self.job {
+            job.failure = Some(failure);
+            job.waiting.clear();
+        }
+        // NGINX may have to learn of the shards that did change.
+        self.after_turns(now, actions);
     }
 
     fn roll_late(&mut self, id: &ShardId, now: Moment, actions: &mut Vec<FleetAction>) {
@@ -123,15 +139,22 @@ impl Fleet {
         }
     }
 
-    fn settled(&self, shard: &Shard, since: Moment, now: Moment) -> Outcome {
+    pub(super) fn settled(&self, shard: &Shard, since: Moment, now: Moment) -> Outcome {
         let settled = now >= since.after(self.settle);
         let patient = now < since.after(QUIET_PATIENCE);
         if settled && !(is_quieting(shard) && patient) { Outcome::Done } else { Outcome::UnderWay }
     }
 
     pub(super) fn turn_deadline(&self) -> Option<Moment> {
-        let JobStage::Turn { shard, step: TurnStep::Settling { .. }, .. } = &self.job.as_ref()?.stage else { return None };
-        let shard = self.shards.get(shard)?;
+        match &self.job.as_ref()?.stage {
+            JobStage::Turn { shard, step: TurnStep::Settling { .. }, .. } => self.settles_at(self.shards.get(shard)?),
+            JobStage::Together { .. } => self.together_deadline(),
+            JobStage::Turn { .. } | JobStage::Nginx { .. } => None,
+        }
+    }
+
+    /// Gives when a shard that serves has settled, as things stand.
+    pub(super) fn settles_at(&self, shard: &Shard) -> Option<Moment> {
         let Slot::Serving { since, .. } = shard.slot() else { return None };
         Some(since.after(if is_quieting(shard) { QUIET_PATIENCE.max(self.settle) } else { self.settle }))
     }
@@ -143,7 +166,7 @@ enum Turn {
     Skipped,
 }
 
-enum Outcome {
+pub(super) enum Outcome {
     UnderWay,
     RollNow,
     Done,
@@ -155,7 +178,7 @@ fn is_quieting(shard: &Shard) -> bool {
     shard.leaving().iter().any(|leaving| matches!(leaving.stage(), LeavingStage::Quieting { detained: false, .. }))
 }
 
-fn failure_of(shard: &Shard) -> JobFailure {
+pub(super) fn failure_of(shard: &Shard) -> JobFailure {
     let why = shard.last_failure().unwrap_or("it went down").to_owned();
     JobFailure { shard: Some(shard.id().clone()), generation: Some(shard.last_generation()), why }
 }

@@ -1,9 +1,10 @@
 //! What the fleet is told and what it asks for.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::core::shard::Action;
-use crate::model::ids::{Generation, ShardId};
+use crate::model::ids::{Generation, MasterId, ShardId};
 use crate::model::snapshot::JobView;
 use crate::model::wire::ShardRuns;
 
@@ -45,6 +46,8 @@ pub struct JobOrder {
     pub kind: JobKind,
     /// The shards it visits, in order.
     pub shards: Vec<ShardId>,
+    /// Sets of shards that are handed over together where all of a set that serve are visited.
+    pub together: Vec<BTreeSet<ShardId>>,
     /// Shards that leave for good once NGINX no longer names them.
     pub retire: Vec<ShardId>,
     /// Whether NGINX has to be brought up to date.
@@ -67,6 +70,11 @@ pub enum NginxStep {
 pub enum FleetAction {
     /// Something a shard asks for.
     Shard(Action),
+    /// Let the sockets of all these masters take the public paths, all or none, and tell each shard at once.
+    SwitchTogether {
+        /// Whose.
+        masters: Vec<MasterId>,
+    },
     /// Bring NGINX up to date and report with [`Fleet::nginx_done`](super::Fleet::nginx_done).
     Nginx,
     /// A job took a step.

@@ -125,6 +125,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
             group: group.clone(),
             pm: pool.pm,
             workers: pool.workers,
+            mounted_as: decided.candidate.listen.mounted_as.clone(),
             routing: decision.routing,
             reason: decision.reason,
             upstream: clients.upstream.clone(),

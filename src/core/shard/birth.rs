@@ -95,13 +95,50 @@ impl Shard {
     }
 
     pub(super) fn proven(&mut self, generation: Generation, now: Moment) -> Vec<Action> {
+        // However late another of them began, by then it is proven or has failed.
+        let patience = self.timing.ready_timeout + self.timing.prove_timeout + EFFECT_TIMEOUT;
         let Some(birth) = self.birth_mut(generation).filter(|birth| birth.stage == Stage::Proving) else { return Vec::new() };
-        if birth.sockets == Sockets::Held {
-            return self.begin_serving(now);
+        match birth.sockets {
+            Sockets::Held => self.begin_serving(now),
+            Sockets::New => {
+                birth.stage = Stage::Switching;
+                birth.until = now.after(EFFECT_TIMEOUT);
+                vec![self.note(generation, Note::Switching), Action::Switch { master: self.master(generation) }]
+            }
+            Sockets::Together => {
+                birth.stage = Stage::Gathered;
+                birth.until = now.after(patience);
+                vec![self.note(generation, Note::Gathered)]
+            }
+        }
+    }
+
+    /// The paths of all that come in together are about to be taken.
+    pub(super) fn go_on(&mut self, now: Moment) -> Vec<Action> {
+        let (Slot::Starting(birth) | Slot::HandingOver { next: birth, .. }) = &mut self.slot else { return Vec::new() };
+        if birth.stage != Stage::Gathered {
+            return Vec::new();
         }
         birth.stage = Stage::Switching;
         birth.until = now.after(EFFECT_TIMEOUT);
-        vec![self.note(generation, Note::Switching), Action::Switch { master: self.master(generation) }]
+        let generation = birth.generation;
+        vec![self.note(generation, Note::Switching)]
+    }
+
+    /// The birth is given up through no fault of its own.
+    pub(super) fn call_off(&mut self, why: String, now: Moment) -> Vec<Action> {
+        if self.birth().is_none_or(|birth| birth.sockets != Sockets::Together) {
+            return Vec::new();
+        }
+        let Some(birth) = self.abandon_birth() else { return Vec::new() };
+        let mut actions = vec![self.note(birth.generation, Note::CalledOff(why))];
+        actions.extend(self.dismiss(&birth, now));
+        if matches!(self.slot, Slot::Empty) {
+            // The old master died meanwhile, and its successor was on its way already.
+            actions.extend(self.begin_start(now));
+        }
+        self.forget_in_time(now);
+        actions
     }
 
     pub(super) fn switched(&mut self, generation: Generation, now: Moment) -> Vec<Action> {
@@ -245,6 +282,7 @@ impl Shard {
             Stage::Launching => format!("was not started within {EFFECT_TIMEOUT:?}"),
             Stage::AwaitingReady => format!("was not ready within {:?}", self.timing.ready_timeout),
             Stage::Proving => format!("did not answer within {:?}", self.timing.prove_timeout),
+            Stage::Gathered => "waited in vain for those that were to come in with it".to_owned(),
             Stage::Switching => format!("did not take its paths within {EFFECT_TIMEOUT:?}"),
         }
     }

@@ -38,7 +38,7 @@ impl Shard {
     pub(super) fn patience_with(&self, stage: Stage) -> Duration {
         match stage {
             // On a shared listener it accepts as soon as it runs: what it took must be let finish.
-            Stage::Proving | Stage::Switching => self.timing.drain_timeout,
+            Stage::Proving | Stage::Gathered | Stage::Switching => self.timing.drain_timeout,
             Stage::Launching | Stage::AwaitingReady => UNREADY_GRACE.min(self.timing.drain_timeout),
         }
     }

@@ -47,6 +47,8 @@ pub enum Stage {
     AwaitingReady,
     /// It is asked and warmed up.
     Proving,
+    /// It has been proven; those that come in together with it have not.
+    Gathered,
     /// Its sockets take the paths.
     Switching,
 }
@@ -64,6 +66,13 @@ pub struct Birth {
     pub until: Moment,
     pub(super) sockets: Sockets,
     pub(super) made_from: MadeFrom,
+}
+
+impl Birth {
+    /// Tells whether it waits for others.
+    pub fn comes_together(&self) -> bool {
+        self.sockets == Sockets::Together
+    }
 }
 
 /// Which configuration a birth was made from, as things stand now.
@@ -263,6 +272,9 @@ impl Shard {
         match input {
             Input::Start => self.start(now),
             Input::Roll => self.replace(Sockets::New, Blueprint::Current, now),
+            Input::RollTogether => self.replace(Sockets::Together, Blueprint::Current, now),
+            Input::GoOn => self.go_on(now),
+            Input::CallOff { why } => self.call_off(why, now),
             Input::Heal => self.replace(Sockets::Held, self.trusted_blueprint(), now),
             Input::Park => self.leave_for(Wanted::Parked, now),
             Input::Retire => self.leave_for(Wanted::Retired, now),
@@ -315,12 +327,17 @@ impl Shard {
             }
             Slot::Empty | Slot::Pausing { .. } | Slot::Starting(_) | Slot::Serving { .. } | Slot::HandingOver { .. } => {}
         }
+        self.forget_in_time(now);
+        actions
+    }
+
+    /// Forgets earlier failures, and what they were, when the serving master alone has served long enough.
+    pub(super) fn forget_in_time(&mut self, now: Moment) {
         if self.failures > 0 && matches!(self.slot, Slot::Serving { .. }) {
             self.forget_if_stable(now);
             if self.failures == 0 && self.blueprint == BlueprintTrust::Trusted {
                 self.last_failure = None;
             }
         }
-        actions
     }
 }

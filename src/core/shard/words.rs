@@ -10,6 +10,9 @@ pub enum Sockets {
     Held,
     /// New ones beside the public paths; they take the paths when the master has been proven (P20).
     New,
+    /// The same, and new ones for what several shards accept on, too: one for all who come in together. They take the paths
+    /// when the last of them has been proven.
+    Together,
 }
 
 /// Which configuration a new master gets.
@@ -59,6 +62,15 @@ pub enum Input {
     Start,
     /// Replace the serving master by a new one.
     Roll,
+    /// Replace the serving master together with those of other shards: the new one waits until it is told to go on.
+    RollTogether,
+    /// All that come in together have been proven: the paths are taken in the same breath.
+    GoOn,
+    /// One of those that come in together failed: the new master of this shard leaves, the old one stays.
+    CallOff {
+        /// Why.
+        why: String,
+    },
     /// Replace the serving master, which accepts nothing any more, on the sockets it has: what waits there is served then.
     Heal,
     /// Be down, listeners held.
@@ -210,6 +222,8 @@ pub enum Note {
     Launched,
     /// It is ready and being proven.
     Proving,
+    /// It has been proven and waits for those that come in together with it.
+    Gathered,
     /// Its sockets take the paths.
     Switching,
     /// It serves.
@@ -222,6 +236,8 @@ pub enum Note {
     Hardened(Signal),
     /// It failed before it served.
     Failed(String),
+    /// It is given up because another that was to come in together with it failed.
+    CalledOff(String),
     /// It served and died.
     Crashed(String),
     /// Nothing of it is left.

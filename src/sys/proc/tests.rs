@@ -113,3 +113,15 @@ fn a_title_written_over_the_arguments_is_read_without_its_rest() {
     assert!(error.is_gone());
     assert_eq!(error.to_string(), format!("read {}", directory.path().join("7/stat").display()));
 }
+
+#[test]
+fn memory_is_told_in_bytes() {
+    let proc = Proc::default();
+    let available = proc.memory_available().unwrap();
+    let (resident, shared) = proc.memory_resident(getpid()).unwrap();
+    assert!(resident > shared && shared > 0, "{resident} {shared}");
+    assert!(available > 1 << 20, "{available}");
+    let block = vec![1_u8; 32 << 20];
+    let (more, _) = proc.memory_resident(getpid()).unwrap();
+    assert!(more >= resident + (31 << 20), "32 MiB were taken: {resident} {more} {}", block.len());
+}

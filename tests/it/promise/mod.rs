@@ -12,6 +12,7 @@ mod races;
 mod rolling;
 mod routing;
 mod scale;
+mod together;
 
 use std::time::Duration;
 
