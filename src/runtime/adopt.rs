@@ -5,9 +5,12 @@
 //! `state.json` and checked against the files at the public paths: a successor whose sockets are there has taken over,
 //! whatever the state file had time to say; one that has taken only some of its paths had been proven and takes the rest.
 //!
+//! A handover that was under way is completed when its successor had taken a path, as it had been proven then, and undone
+//! otherwise: the master that served goes on, and the successor leaves.
+//!
 //! What cannot be adopted is never killed blindly: a process is told to finish only when its title names our directory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -17,25 +20,38 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::blueprint::Blueprint;
+use super::fault;
 use super::master::Master;
 use super::sockets::{Held, SocketSet};
-use super::state::{self, FileState, GroupState, InstanceState, MasterState, Role, RoleState, ShardState, SocketState};
+use super::state::{self, GroupState, InstanceState, MasterState, ProcessState, Role, RoleState, ShardState, SocketState};
 use super::supervisor::Supervisor;
 use crate::core::shard::{Adopted, Wanted};
 use crate::edge::fpm;
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::{Generation, MasterId, ShardId};
 use crate::model::plan::Plan;
-use crate::sys::listener::{FileId, Listener, Place};
+use crate::sys::listener::{FileId, Listener};
 use crate::sys::notify::NotifySocket;
 use crate::sys::pidfd;
 use crate::sys::proc::Proc;
 
-/// How many masters were adopted and how many had to be left.
+/// How many masters were adopted, how many were dead and had left workers, and how many had to be left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct AdoptionCount {
     pub(super) adopted: usize,
+    pub(super) orphaned: usize,
     pub(super) refused: usize,
+}
+
+/// What was found of a master.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Found {
+    /// It lives and is ours again.
+    Master,
+    /// It is dead; its workers go on serving.
+    Orphans,
+    /// Nothing of it lives.
+    Nothing,
 }
 
 /// Reads the plan an earlier supervisor ran by.
@@ -64,8 +80,9 @@ impl Supervisor {
         let mut count = AdoptionCount::default();
         for directory in directories(&root.join("m")) {
             match self.adopt_directory(&directory) {
-                Ok(true) => count.adopted += 1,
-                Ok(false) => remove(&directory),
+                Ok(Found::Master) => count.adopted += 1,
+                Ok(Found::Orphans) => count.orphaned += 1,
+                Ok(Found::Nothing) => remove(&directory),
                 Err(error) => {
                     count.refused += 1;
                     tracing::error!(directory = %directory.display(), error = %error, "master was not adopted");
@@ -73,32 +90,34 @@ impl Supervisor {
             }
         }
         self.dismiss_strays(&root.join("m"));
-        if count.adopted > 0 {
-            self.take_over(instance.as_ref());
-        }
+        self.take_over(instance.as_ref());
         count
     }
 
-    /// Adopts the master of one directory. `false`: it no longer lives.
-    fn adopt_directory(&mut self, directory: &Path) -> io::Result<bool> {
-        let Some(state) = read_or_warn::<MasterState>(&directory.join("master.json")) else { return Ok(false) };
+    /// Adopts the master of one directory, or its workers.
+    fn adopt_directory(&mut self, directory: &Path) -> io::Result<Found> {
+        let Some(state) = read_or_warn::<MasterState>(&directory.join("master.json")) else { return Ok(Found::Nothing) };
         if state.v != state::VERSION {
             return Err(io::Error::other(format!("its file has version {}", state.v)));
         }
-        let pid = Pid::from_raw(state.pid);
-        let lives = |proc: &Proc| proc.stat(pid).is_ok_and(|stat| stat.start_ticks == state.start_ticks && !stat.is_zombie());
+        if state.boot != state::boot_id() {
+            tracing::info!(shard = %state.shard, gen = state.generation.0, "master is of another boot");
+            return Ok(Found::Nothing);
+        }
+        let Some(known) = state.pid.or_else(|| started(directory)) else { return Ok(Found::Nothing) };
+        let pid = Pid::from_raw(known.pid);
+        let lives = |proc: &Proc| proc.stat(pid).is_ok_and(|stat| stat.start_ticks == known.start_ticks && !stat.is_zombie());
         let proc = Proc::default();
         if !lives(&proc) {
-            return Ok(false);
+            return self.adopt_orphans(&state, known, directory);
         }
         let id = MasterId::new(&state.shard, state.generation);
-        let fds = state.sockets.iter().map(|socket| socket.fd).collect();
         let process = pidfd::Held::open(pid)?;
         let sockets = state.sockets.iter().map(|socket| self.adopt_socket(&process, &state, socket)).collect::<io::Result<SocketSet>>()?;
         let child = self.children.adopt(pid)?;
         // Only now can the pid no longer pass to another process unseen.
         if !lives(&proc) {
-            return Ok(false);
+            return self.adopt_orphans(&state, known, directory);
         }
         let blueprint = Rc::new(self.blueprint_of(&state, directory)?);
         let notify = NotifySocket::bind(directory.join("notify")).ok();
@@ -109,7 +128,6 @@ impl Supervisor {
             id: id.clone(),
             blueprint,
             sockets,
-            fds,
             pid: Some(pid),
             process: Some(process),
             alive: true,
@@ -119,16 +137,26 @@ impl Supervisor {
             tasks,
         };
         self.masters.insert(id, master);
-        Ok(true)
+        Ok(Found::Master)
     }
 
     fn adopt_socket(&self, process: &pidfd::Held, master: &MasterState, socket: &SocketState) -> io::Result<Held> {
+        self.adopt_socket_at(process, socket.fd, (master, socket))
+    }
+
+    /// Takes a listener of a master from a process that has it at this number, unless it is known already.
+    pub(super) fn adopt_socket_at(
+        &self,
+        process: &pidfd::Held,
+        number: i32,
+        (master, socket): (&MasterState, &SocketState),
+    ) -> io::Result<Held> {
         // Masters of a shard, and shards of a pool, share sockets: one descriptor of ours for each.
         let known = self.masters.values().flat_map(|master| &master.sockets).find(|held| held.listener.inode == socket.inode);
         let listener = match known {
             Some(held) => Arc::clone(&held.listener),
             None => {
-                let fd = process.fetch(socket.fd)?;
+                let fd = process.fetch(number)?;
                 let file = socket.file.as_ref().map(|file| (file.path.as_path(), FileId { device: file.device, inode: file.inode }));
                 let listener = Listener::adopt(fd, file)?;
                 if listener.inode != socket.inode {
@@ -144,7 +172,7 @@ impl Supervisor {
     }
 
     /// What the master was made from, as far as it is needed again: to start a like one, and to compare.
-    fn blueprint_of(&self, state: &MasterState, directory: &Path) -> io::Result<Blueprint> {
+    pub(super) fn blueprint_of(&self, state: &MasterState, directory: &Path) -> io::Result<Blueprint> {
         let config = std::fs::read(directory.join("php-fpm.conf"))?;
         let present = self.draft.blueprints.values().next();
         let php = &self.settings.php;
@@ -166,10 +194,12 @@ impl Supervisor {
     fn take_over(&mut self, instance: Option<&InstanceState>) {
         let now = self.now();
         self.restore_groups(instance);
-        let mut shards: BTreeMap<ShardId, Vec<(Generation, u32)>> = BTreeMap::new();
+        let mut shards: BTreeMap<ShardId, Survivors> = BTreeMap::new();
         for (id, master) in &self.masters {
             let pid = master.pid.and_then(|pid| u32::try_from(pid.as_raw()).ok()).unwrap_or_default();
-            shards.entry(id.shard.clone()).or_default().push((id.generation, pid));
+            let of_shard = shards.entry(id.shard.clone()).or_default();
+            let list = if master.alive { &mut of_shard.living } else { &mut of_shard.orphaned };
+            list.push((id.generation, pid));
         }
         if let Some(instance) = instance {
             // A shard that nobody serves has no master to be found by.
@@ -180,16 +210,20 @@ impl Supervisor {
             self.nginx.restore(instance.names.iter().cloned().collect());
             self.drained = instance.shards.iter().filter(|shard| shard.drained).map(|shard| shard.shard.clone()).collect();
         }
-        for (id, living) in shards {
+        for (id, survivors) in shards {
             let record = instance.and_then(|instance| instance.shards.iter().find(|shard| shard.shard == id));
+            let Survivors { living, orphaned } = survivors;
             let serving = self.who_serves(&id, &living, instance);
-            if let Some((generation, _)) = serving {
+            // Where no master serves, workers do, and their listeners are what the next master starts on.
+            let heir = serving.or_else(|| self.who_serves(&id, &orphaned, instance));
+            if let Some((generation, _)) = heir {
                 self.restore_paths(&MasterId::new(&id, generation));
             }
             let adopted = Adopted {
                 wanted: if record.is_some_and(|shard| shard.parked) { Wanted::Parked } else { Wanted::Up },
                 serving,
-                leaving: living.iter().filter(|one| Some(**one) != serving).copied().collect(),
+                leaving: living.into_iter().filter(|one| Some(*one) != serving).collect(),
+                orphaned,
                 last: record.map_or(Generation(0), |shard| shard.last),
             };
             let actions = self.fleet.adopt(&id, &adopted, now);
@@ -214,27 +248,33 @@ impl Supervisor {
         }
     }
 
-    /// Gives the generation whose sockets are at the public paths, or the one the state file names.
-    fn who_serves(&self, id: &ShardId, living: &[(Generation, u32)], instance: Option<&InstanceState>) -> Option<(Generation, u32)> {
-        let part = |generation: Generation| {
-            let roles = instance.map(|instance| instance.roles.as_slice()).unwrap_or_default();
-            roles.iter().find(|role| role.shard == *id && role.generation == generation).map(|role| role.role)
+    /// Gives the generation that serves: the newest that has taken a path, or else the one the state file names.
+    fn who_serves(&self, id: &ShardId, found: &[(Generation, u32)], instance: Option<&InstanceState>) -> Option<(Generation, u32)> {
+        let roles = instance.map(|instance| instance.roles.as_slice()).unwrap_or_default();
+        let candidate = |(generation, pid): (Generation, u32)| {
+            let role = roles.iter().find(|role| role.shard == *id && role.generation == generation).map(|role| role.role);
+            let standing = rank(role, self.has_taken_a_path(&MasterId::new(id, generation)))?;
+            // Of two of which nothing is known the older one has been proven.
+            let age = if standing == Standing::Unknown { u64::MAX - generation.0 } else { generation.0 };
+            Some(((standing, age), (generation, pid)))
         };
-        let public = |generation: Generation| {
-            let set = self.masters.get(&MasterId::new(id, generation)).map(|master| master.sockets.as_slice()).unwrap_or_default();
-            set.iter().filter(|held| stands(held)).count()
-        };
-        living
-            .iter()
-            .copied()
-            .filter(|(generation, _)| part(*generation) != Some(Role::Leaving) || public(*generation) > 0)
-            .max_by_key(|(generation, _)| (public(*generation), part(*generation) == Some(Role::Serving), *generation))
+        found.iter().copied().filter_map(candidate).max().map(|(_, found)| found)
     }
 
-    /// Notes what stands at the public paths; a serving master takes those of its paths that it has not.
+    /// Tells whether a listener that no other generation of its shard accepts on is at its public path.
+    fn has_taken_a_path(&self, id: &MasterId) -> bool {
+        let others = self.masters.values().filter(|other| other.id.shard == id.shard && other.id != *id);
+        let others: HashSet<u64> = others.flat_map(|other| &other.sockets).map(|held| held.listener.inode).collect();
+        let mine = self.masters.get(id).map(|master| master.sockets.as_slice()).unwrap_or_default();
+        mine.iter().any(|held| !others.contains(&held.listener.inode) && stands(held))
+    }
+
+    /// Notes what stands at the public paths of a shard; the generation `id` takes those of its paths that it has not.
     fn restore_paths(&mut self, id: &MasterId) {
         let Some(set) = self.masters.get(id).map(|master| master.sockets.clone()) else { return };
-        for held in set.iter().filter(|held| stands(held) || matches!(held.plan.endpoint, Endpoint::Tcp(_))) {
+        let of_shard = self.masters.values().filter(|master| master.id.shard == id.shard);
+        let standing: SocketSet = of_shard.flat_map(|master| &master.sockets).filter(|held| stands(held)).cloned().collect();
+        for held in standing.iter().chain(set.iter().filter(|held| matches!(held.plan.endpoint, Endpoint::Tcp(_)))) {
             self.sockets.restore(held);
         }
         self.held.insert(id.shard.clone(), set.clone());
@@ -243,19 +283,29 @@ impl Supervisor {
         if let Err(error) = taken {
             tracing::error!(shard = %id.shard, error = %super::chain(&error), "paths of an adopted master were not restored");
         }
+        // What stands at its path needs no second name, which a handover that was cut short may have given it.
+        for held in standing.iter().chain(&unix).filter(|held| stands(held)) {
+            if let Err(error) = held.listener.discard() {
+                tracing::debug!(listener = %held.listener.bound, error = %error, "second name of a listener was not removed");
+            }
+        }
     }
 
     fn restore_groups(&mut self, instance: Option<&InstanceState>) {
         for group in instance.map(|instance| instance.groups.as_slice()).unwrap_or_default() {
-            let members = group.members.iter().filter_map(|(shard, generation)| {
+            let member = |(shard, generation): &(ShardId, Generation)| {
                 let key = MasterId::new(shard, *generation);
                 let all = self.masters.values().flat_map(|master| &master.sockets);
                 let mut theirs = all.filter(|held| held.plan.endpoint == Endpoint::Tcp(group.address));
                 let held = theirs.find(|held| held.bound_for == key)?;
                 Some((key, Arc::clone(&held.listener.fd)))
-            });
-            let members: Vec<_> = members.collect();
-            self.sockets.restore_group(group.address, members);
+            };
+            let mut members: Vec<_> = group.members.iter().map(member).collect();
+            // A listener that nobody has any more has left the kernel's array: the last one is in its place.
+            while let Some(gone) = members.iter().position(Option::is_none) {
+                members.swap_remove(gone);
+            }
+            self.sockets.restore_group(group.address, members.into_iter().flatten().collect());
         }
     }
 
@@ -275,27 +325,13 @@ impl Supervisor {
         }
     }
 
-    /// Writes what a later supervisor needs to adopt a master.
-    ///
-    /// # Errors
-    /// The file cannot be written: the master must not be left without one.
-    pub(super) fn write_master(&self, id: &MasterId) -> Result<(), state::StateError> {
-        let Some(master) = self.masters.get(id) else { return Ok(()) };
-        let Some(pid) = master.pid else { return Ok(()) };
-        let start_ticks = Proc::default().stat(pid).map_or(0, |stat| stat.start_ticks);
-        let sockets = master.sockets.iter().zip(&master.fds).map(|(held, fd)| socket_state(held, *fd)).collect();
-        let state = MasterState {
-            v: state::VERSION,
-            shard: id.shard.clone(),
-            generation: id.generation,
-            pid: pid.as_raw(),
-            start_ticks,
-            fingerprint: master.blueprint.fingerprint.clone(),
-            plan: master.blueprint.plan.clone(),
-            status: master.blueprint.status.clone(),
-            sockets,
-        };
-        state::write(&master.directory.join("master.json"), &state)
+    /// Writes what a later supervisor needs to adopt a master. One without it would be told to finish.
+    pub(super) fn write_master(&self, directory: &Path, state: &MasterState) {
+        if let Err(error) = state::write(&directory.join("master.json"), state) {
+            let (shard, generation) = (&state.shard, state.generation.0);
+            tracing::warn!(%shard, gen = generation, error = %super::chain(&error), "master cannot be adopted later");
+        }
+        fault::point(if state.pid.is_none() { "intent recorded" } else { "master recorded" });
     }
 
     /// Writes the instance's state if it has changed. A full disk is told once and changes nothing that runs.
@@ -308,6 +344,7 @@ impl Supervisor {
             Ok(()) => self.written = Some(state),
             Err(error) => tracing::warn!(error = %super::chain(&error), "state was not written"),
         }
+        fault::point("state written");
     }
 
     /// Writes the plan, so that a later supervisor leaves pools where they are.
@@ -350,6 +387,54 @@ impl Supervisor {
     }
 }
 
+/// Living masters of one shard, and dead ones with living workers, each with its process group.
+#[derive(Debug, Default)]
+struct Survivors {
+    living: Vec<(Generation, u32)>,
+    orphaned: Vec<(Generation, u32)>,
+}
+
+/// How good a generation's claim to serve is, from worst to best.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Standing {
+    /// Nothing is known of it.
+    Unknown,
+    /// It was leaving and has a path to itself.
+    Detained,
+    /// It served.
+    Served,
+    /// It has a path to itself: it served, or was proven and about to.
+    Proven,
+}
+
+/// Gives a generation's claim; none for a successor that took nothing yet, and for one that was replaced.
+fn rank(role: Option<Role>, has_taken_a_path: bool) -> Option<Standing> {
+    match (role, has_taken_a_path) {
+        (Some(Role::Leaving), true) => Some(Standing::Detained),
+        (Some(Role::Serving | Role::Next) | None, true) => Some(Standing::Proven),
+        (Some(Role::Serving), false) => Some(Standing::Served),
+        (None, false) => Some(Standing::Unknown),
+        (Some(Role::Leaving | Role::Next), false) => None,
+    }
+}
+
+/// Finds the master that was started in `directory` by a supervisor that had no time to note its pid.
+fn started(directory: &Path) -> Option<ProcessState> {
+    let proc = Proc::default();
+    let config = directory.join("php-fpm.conf").display().to_string();
+    let title = format!("php-fpm: master process ({config})");
+    let is_it = |pid: &Pid| {
+        let words = proc.cmdline(*pid).unwrap_or_default();
+        // Its own session, unlike workers that have not told their own title yet.
+        let leads = proc.stat(*pid).is_ok_and(|stat| stat.session == *pid && !stat.is_zombie());
+        leads
+            && (words.join(" ").trim() == title
+                || words.get(1..4) == Some(&["--nodaemonize".to_owned(), "--fpm-config".to_owned(), config.clone()]))
+    };
+    let pid = proc.pids().unwrap_or_default().into_iter().find(is_it)?;
+    Some(ProcessState { pid: pid.as_raw(), start_ticks: proc.stat(pid).ok()?.start_ticks })
+}
+
 /// Tells whether the file at a listener's public path is its own.
 fn stands(held: &Held) -> bool {
     match (&held.plan.endpoint, held.listener.file_id()) {
@@ -358,18 +443,10 @@ fn stands(held: &Held) -> bool {
     }
 }
 
-fn socket_state(held: &Held, fd: i32) -> SocketState {
-    let file = match &held.listener.place {
-        Place::Unix { directory, name, file } => Some(FileState { path: directory.join(name), device: file.device, inode: file.inode }),
-        Place::Tcp { .. } => None,
-    };
-    let bound_for = (held.bound_for.shard.clone(), held.bound_for.generation);
-    SocketState { endpoint: held.plan.endpoint.clone(), fd, inode: held.listener.inode, file, bound_for }
-}
-
 fn directories(root: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
-    let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    let own = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let mut found: Vec<PathBuf> = own.map(|entry| entry.path()).collect();
     found.sort();
     found
 }

@@ -13,6 +13,7 @@ use super::apply::{Reading, timing};
 use super::calls::Pending;
 use super::draft::{self, Draft, ReadingInput, Trials};
 use super::events::Event;
+use super::fault;
 use super::health::HealthBook;
 use super::instance::{leave_instance, raise_file_limit, take_instance};
 use super::nginx::NginxBook;
@@ -124,7 +125,8 @@ async fn supervise(draft: Draft, children: Children, mut signals: Signals) -> Re
     supervisor.write_plan();
     let adoption = supervisor.adopt_all();
     if adoption != adopt::AdoptionCount::default() {
-        tracing::info!(adopted = adoption.adopted, refused = adoption.refused, "masters of an earlier supervisor taken over");
+        let adopt::AdoptionCount { adopted, orphaned, refused } = adoption;
+        tracing::info!(adopted, orphaned, refused, "masters of an earlier supervisor taken over");
     }
     supervisor.start_all();
     while !supervisor.is_over() {
@@ -219,12 +221,17 @@ impl Supervisor {
         match event {
             Event::Exited { master, exit } => self.exited(&master, exit),
             Event::GroupGone { master } => {
+                fault::point("processes gone");
                 let generation = master.generation;
                 self.feed_master(&master, Input::Gone { generation });
             }
-            Event::Ready { master } => self.master_ready(&master),
+            Event::Ready { master } => {
+                fault::point("ready");
+                self.master_ready(&master);
+            }
             Event::Heartbeat { master, text } => self.heartbeat(&master, &text),
             Event::Proven { master, result } => {
+                fault::point("proven");
                 let generation = master.generation;
                 let input = match result {
                     Ok(complaints) => {
@@ -245,6 +252,7 @@ impl Supervisor {
     }
 
     fn exited(&mut self, id: &MasterId, exit: crate::sys::children::Exit) {
+        fault::point("master ended");
         let why = super::launch::exit_words(exit);
         let why = if exit.success() { why } else { self.with_last_words(id, why) };
         if let Some(master) = self.masters.get_mut(id) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::fault;
 use super::supervisor::{Phase, Supervisor};
 use super::telling::told;
 use crate::core::fleet::{Busy, JobFailure, JobKind, JobOrder, NginxStep};
@@ -223,6 +224,7 @@ impl Supervisor {
 
     /// Tells the end of a job to whoever follows it.
     pub(super) fn job_finished(&mut self, ended: Ended) {
+        fault::point("job done");
         self.snapshot_dirty = true;
         let Ended { job, kind, failure, shards, took } = ended;
         let (verb, took_ms) = (kind.word(), u64::try_from(took.as_millis()).unwrap_or(u64::MAX));

@@ -12,10 +12,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::unistd::Pid;
+
 use super::blueprint::{Blueprint, Notifies, StatusPoint, StderrChoice};
 use super::events::Event;
+use super::fault;
 use super::master::Master;
 use super::sockets::{Binding, SocketError, SocketSet};
+use super::state::MasterState;
 use super::supervisor::Supervisor;
 use crate::core::shard;
 use crate::edge::fastcgi;
@@ -84,20 +88,26 @@ impl Supervisor {
     pub(super) fn launch(&mut self, id: &MasterId, sockets: shard::Sockets, blueprint: &Rc<Blueprint>) -> Result<u32, LaunchError> {
         let directory = self.master_directory(id);
         make_directory(&directory)?;
+        fault::point("directory made");
         let set = self.acquire_all(id, sockets, blueprint)?;
+        if set.iter().any(|held| matches!(held.plan.endpoint, Endpoint::Tcp(_))) {
+            // The order in which listeners joined their groups is known to nobody else.
+            self.write_state();
+        }
+        // Before the process: one that runs must be known, wherever we end.
+        self.write_master(&directory, &MasterState::of(id, None, &set, blueprint));
         match self.start_process(id, &directory, &set, blueprint) {
             Ok((child, status, notify)) => {
                 let pid = child.pid();
                 let tasks = self.follow(id, child, notify, (&status, blueprint));
                 let status = status.into_iter().map(|socket| (socket.pool, socket.path)).collect();
+                self.write_master(&directory, &MasterState::of(id, Some(pid), &set, blueprint));
                 let blueprint = Rc::clone(blueprint);
-                let fds = set.iter().map(|held| held.listener.fd.as_raw_fd()).collect();
                 let pid_number = u32::try_from(pid.as_raw()).unwrap_or_default();
                 let master = Master {
                     id: id.clone(),
                     blueprint,
                     sockets: set,
-                    fds,
                     pid: Some(pid),
                     process: None,
                     alive: true,
@@ -107,9 +117,6 @@ impl Supervisor {
                     tasks,
                 };
                 self.masters.insert(id.clone(), master);
-                if let Err(error) = self.write_master(id) {
-                    tracing::warn!(shard = %id.shard, gen = id.generation.0, error = %super::chain(&error), "master cannot be adopted later");
-                }
                 Ok(pid_number)
             }
             Err(error) => {
@@ -129,7 +136,10 @@ impl Supervisor {
         let mut set = SocketSet::new();
         for placement in &blueprint.plan.placements {
             match self.sockets.acquire(id, &placement.listener, &held, binding) {
-                Ok(socket) => set.push(socket),
+                Ok(socket) => {
+                    fault::point("listener bound");
+                    set.push(socket);
+                }
                 Err(error) => {
                     self.sockets.release(set);
                     return Err(error);
@@ -157,6 +167,7 @@ impl Supervisor {
         };
         let config = directory.join("php-fpm.conf");
         write_private(&config, &blueprint.config)?;
+        fault::point("configuration written");
         let errors = Arc::new(OwnedFd::from(open_errors(&directory.join("errors.log"))?));
         let names: Vec<(String, i32)> = set
             .iter()
@@ -180,6 +191,7 @@ impl Supervisor {
             command = command.cpus(cpus.clone());
         }
         let child = self.children.spawn(&limited(command, &self.settings.limits))?;
+        fault::point("spawned");
         tracing::trace!(shard = %id.shard, gen = id.generation.0, sockets = set.len(), "master spawned");
         Ok((child, status, notify))
     }
@@ -214,6 +226,11 @@ impl Supervisor {
         notify.map(|notify| tokio::task::spawn_local(hear(id.clone(), notify, told, self.events.clone()))).into_iter().collect()
     }
 
+    /// Starts the task that reports the end of a group whose master is dead.
+    pub(super) fn follow_group(&self, id: &MasterId, group: Pid) {
+        drop(tokio::task::spawn_local(report_group(id.clone(), group, self.events.clone(), self.children.clone())));
+    }
+
     pub(super) fn master_directory(&self, id: &MasterId) -> PathBuf {
         self.settings.runtime_directory.join("m").join(format!("{}.{}.{}", id.shard.group, id.shard.index, id.generation))
     }
@@ -223,20 +240,17 @@ async fn report_exit(id: MasterId, mut child: Child, events: super::Events, chil
     let pid = child.pid();
     let exit = child.exit().await;
     super::tell(&events, Event::Exited { master: id.clone(), exit }).await;
+    report_group(id, pid, events, children).await;
+}
+
+async fn report_group(id: MasterId, pid: Pid, events: super::Events, children: crate::sys::children::Children) {
     let mut pause = Duration::from_millis(5);
-    while children.group_exists(pid) && (pause < LONGEST_GROUP_PAUSE || group_lives(pid)) {
+    // Of a group that is not our child's the dead are collected by PID 1, which may take its time.
+    while children.group_exists(pid) && (pause < LONGEST_GROUP_PAUSE || !Proc::default().group(pid).is_empty()) {
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_GROUP_PAUSE);
     }
     super::tell(&events, Event::GroupGone { master: id }).await;
-}
-
-/// Tells whether a process of a group runs. Of an adopted master's group the dead are collected by PID 1, which may take
-/// its time.
-fn group_lives(group: nix::unistd::Pid) -> bool {
-    let proc = Proc::default();
-    let member = |pid| proc.stat(pid).is_ok_and(|stat| stat.group == group && !stat.is_zombie());
-    proc.pids().unwrap_or_default().into_iter().any(member)
 }
 
 async fn hear(id: MasterId, notify: NotifySocket, told: Rc<Cell<bool>>, events: super::Events) {

@@ -31,8 +31,6 @@ pub(super) struct Master {
     pub blueprint: Rc<Blueprint>,
     /// Its listeners.
     pub sockets: SocketSet,
-    /// The number each listener's descriptor has in it.
-    pub(super) fds: Vec<i32>,
     /// Its pid and process group, once started.
     pub pid: Option<Pid>,
     /// The process itself, where it is not our child: an adopted one.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::blueprint::StatusPoint;
 use super::events::Event;
+use super::fault;
 use super::supervisor::Supervisor;
 use crate::edge::fastcgi;
 use crate::edge::fpm::{self, Tool};
@@ -42,6 +43,7 @@ impl Supervisor {
         let tool = replaces.then(|| Tool::new(self.children.clone(), php.clone(), fpm::environment(&php, std::env::vars_os())));
         let tolerated = self.tolerated.clone();
         let task = tokio::task::spawn_local(async move {
+            fault::point("proof begun");
             let complaints = match tool {
                 Some(tool) => fpm::startup_complaints(&tool).await.ok(),
                 None => None,

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use super::draft::keepalive_waits;
 use super::events::Event;
+use super::fault;
 use super::sockets::Held;
 use super::supervisor::Supervisor;
 use crate::core::shard::{Input, Quieting, Slot};
@@ -90,6 +91,7 @@ impl Supervisor {
         if why == Quieting::Retired {
             self.withdraw_all(master);
         }
+        fault::point("old master watched");
         let since = self.now();
         self.quiet.push(QuietWatch { master: master.clone(), why, since, quiet_since: None });
     }
@@ -117,6 +119,7 @@ impl Supervisor {
             match self.look(&watch) {
                 // Not at the first look: a connection may be on its way from the queue to a worker.
                 Some(Look::Quiet) if watch.quiet_since.is_some_and(|since| now - since >= QUIET_POLL) => {
+                    fault::point("old master quiet");
                     self.feed(&id, Input::Quiet { generation });
                 }
                 Some(look) => {
@@ -199,7 +202,7 @@ impl Supervisor {
         }));
     }
 
-    /// Counts the connections to an address that workers of one master hold.
+    /// Counts the connections to an address that workers of one master hold, whether it lives or not.
     fn accepted_tcp(&self, address: std::net::SocketAddr, id: &MasterId) -> u32 {
         let Some(pid) = self.masters.get(id).and_then(|master| master.pid) else { return 0 };
         let Ok(open) = sock_diag::accepted_tcp(address) else { return 0 };
@@ -207,8 +210,7 @@ impl Supervisor {
             return 0;
         }
         let proc = Proc::default();
-        let workers = proc.children_of(pid).unwrap_or_default();
-        let held = workers.into_iter().filter_map(|worker| proc.socket_inodes_of(worker).ok());
+        let held = proc.group(pid).into_iter().filter_map(|worker| proc.socket_inodes_of(worker).ok());
         let count = held.map(|inodes| open.iter().filter(|inode| inodes.contains(inode)).count()).sum::<usize>();
         u32::try_from(count).unwrap_or(u32::MAX)
     }

@@ -13,6 +13,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
+use super::fault;
 use crate::model::cpus::CpuSet;
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::MasterId;
@@ -226,8 +227,12 @@ impl Sockets {
         let mut taken: Vec<(&Held, Option<Published>)> = Vec::new();
         for held in fresh {
             let before = self.keep_aside(held);
+            fault::point("old path kept aside");
             match self.publish(held) {
-                Ok(()) => taken.push((held, before)),
+                Ok(()) => {
+                    fault::point("path taken");
+                    taken.push((held, before));
+                }
                 Err(error) => {
                     if let Some(before) = before {
                         before.discard();
@@ -241,6 +246,7 @@ impl Sockets {
         for (_, before) in &taken {
             if let Some(before) = before {
                 before.discard();
+                fault::point("old name removed");
             }
         }
         Ok(())
@@ -300,6 +306,7 @@ impl Sockets {
         let all: Vec<MasterId> = targets.iter().map(|(_, held)| held.bound_for.clone()).collect();
         let steer = |source| SocketError::Steer { endpoint: Endpoint::Tcp(address), source };
         group.point(&steering_table(targets), &all).map_err(steer)?;
+        fault::point("address steered");
         let published = Published { listener: Some(Arc::clone(&first.listener)), handover: Handover::Steer, lent: None };
         self.published.insert(Endpoint::Tcp(address), published);
         self.retiring.remove(&Endpoint::Tcp(address));
@@ -433,6 +440,7 @@ impl Sockets {
                 Endpoint::Unix(_) => discard(&held),
                 Endpoint::Tcp(address) => self.leave_group(*address, &held),
             }
+            fault::point("old listener released");
         }
         self.groups.retain(|_, group| group.members().next().is_some());
     }

@@ -2,24 +2,29 @@
 //!
 //! Three kinds of file, all 0600, each replaced atomically:
 //!
-//! - `m/GROUP.N.GENERATION/master.json`, written once, right after the process was started: who it is (pid and start time, so
-//!   that a reused pid is never taken for it) and what it accepts on, with the number each descriptor has in it.
+//! - `m/GROUP.N.GENERATION/master.json`, written right before and right after the process is started: what it accepts on, with
+//!   the number each descriptor has in it, and who it is (pid and start time, so that a reused pid is never taken for it).
 //! - `state.json`, at each transition: which generation serves each shard, which are leaving, what is parked or drained.
 //! - `plan.json`, at each new plan, so that pools stay where they are.
 //!
 //! None holds a value of the environment: those may be secrets.
 
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::blueprint::StatusPoint;
+use super::blueprint::{Blueprint, StatusPoint};
+use super::sockets::Held;
 use crate::model::endpoint::Endpoint;
-use crate::model::ids::{Generation, ShardId};
+use crate::model::ids::{Generation, MasterId, ShardId};
 use crate::model::plan::{Fingerprint, ShardPlan};
+use crate::sys::listener::Place;
+use crate::sys::proc::Proc;
 
 /// The version of these files. A supervisor reads older ones it knows and no newer ones.
 pub(super) const VERSION: u32 = 1;
@@ -36,10 +41,10 @@ pub(super) struct MasterState {
     pub shard: ShardId,
     /// Its generation.
     pub generation: Generation,
-    /// Its pid, which is its process group and session too.
-    pub pid: i32,
-    /// When it was started, in the kernel's ticks since boot.
-    pub start_ticks: u64,
+    /// The kernel's boot id: nothing outlives a boot.
+    pub boot: String,
+    /// Its process; absent while it is being started.
+    pub pid: Option<ProcessState>,
     /// What it was made from.
     pub fingerprint: Fingerprint,
     /// What it carries.
@@ -48,6 +53,46 @@ pub(super) struct MasterState {
     pub status: Vec<StatusPoint>,
     /// Its listeners.
     pub sockets: Vec<SocketState>,
+}
+
+/// A process, so that another one with its pid is never taken for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ProcessState {
+    /// Its pid, which is its process group and session too.
+    pub pid: i32,
+    /// When it was started, in the kernel's ticks since boot.
+    pub start_ticks: u64,
+}
+
+impl MasterState {
+    /// Gives what is to be kept of a master with these sockets; `pid` once it runs.
+    pub(super) fn of(id: &MasterId, pid: Option<Pid>, sockets: &[Held], blueprint: &Blueprint) -> Self {
+        let process = |pid: Pid| {
+            let start_ticks = Proc::default().stat(pid).map_or(0, |stat| stat.start_ticks);
+            ProcessState { pid: pid.as_raw(), start_ticks }
+        };
+        Self {
+            v: VERSION,
+            shard: id.shard.clone(),
+            generation: id.generation,
+            boot: boot_id(),
+            pid: pid.map(process),
+            fingerprint: blueprint.fingerprint.clone(),
+            plan: blueprint.plan.clone(),
+            status: blueprint.status.clone(),
+            sockets: sockets.iter().map(socket_state).collect(),
+        }
+    }
+}
+
+fn socket_state(held: &Held) -> SocketState {
+    let file = match &held.listener.place {
+        Place::Unix { directory, name, file } => Some(FileState { path: directory.join(name), device: file.device, inode: file.inode }),
+        Place::Tcp { .. } => None,
+    };
+    let bound_for = (held.bound_for.shard.clone(), held.bound_for.generation);
+    let fd = held.listener.fd.as_raw_fd();
+    SocketState { endpoint: held.plan.endpoint.clone(), fd, inode: held.listener.inode, file, bound_for }
 }
 
 /// One listener of a master.

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use super::blueprint::Blueprint;
 use super::calls::{ActiveCall, Ended};
 use super::draft::Draft;
+use super::fault;
 use super::health::HealthBook;
 use super::journal;
 use super::master::Master;
@@ -280,6 +281,7 @@ impl Supervisor {
             let (name, generation) = (journal::signal_name(signal), id.generation.0);
             tracing::debug!(shard = %id.shard, gen = generation, signal = name, error = %error, "signal reached nobody");
         }
+        fault::point("old master told to leave");
     }
 
     fn discard(&mut self, id: &MasterId) {
@@ -295,6 +297,7 @@ impl Supervisor {
         {
             tracing::warn!(directory = %directory.display(), error = %error, "directory of a master was not removed");
         }
+        fault::point("old master discarded");
     }
 
     fn note(&mut self, id: &MasterId, note: &shard::Note) {

@@ -142,6 +142,12 @@ impl Proc {
         Ok(self.pids()?.into_iter().filter(is_child).collect())
     }
 
+    /// Gives the living processes of a group, in ascending order; none when the root cannot be read.
+    pub fn group(&self, group: Pid) -> Vec<Pid> {
+        let is_member = |pid: &Pid| self.stat(*pid).is_ok_and(|stat| stat.group == group && !stat.is_zombie());
+        self.pids().unwrap_or_default().into_iter().filter(is_member).collect()
+    }
+
     /// Gives its arguments, or what it has written over them; empty for a kernel thread and for a zombie.
     ///
     /// # Errors
@@ -201,15 +207,23 @@ impl Proc {
     /// # Errors
     /// When the process is gone or is not ours to see.
     pub fn socket_inodes_of(&self, pid: Pid) -> Result<BTreeSet<u64>, ProcError> {
+        Ok(self.sockets_of(pid)?.into_keys().collect())
+    }
+
+    /// Gives the sockets it has open: the inode of each and one of the numbers it has there.
+    ///
+    /// # Errors
+    /// When the process is gone or is not ours to see.
+    pub fn sockets_of(&self, pid: Pid) -> Result<BTreeMap<u64, i32>, ProcError> {
         let directory = self.file(pid, "fd");
-        let mut inodes = BTreeSet::new();
+        let mut sockets = BTreeMap::new();
         for name in names(&directory)? {
             // One that was closed in the meantime is none.
-            let Ok(target) = fs::read_link(directory.join(name)) else { continue };
+            let Ok(target) = fs::read_link(directory.join(&name)) else { continue };
             let inode: Option<u64> = target.to_str().and_then(|target| target.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok());
-            inodes.extend(inode);
+            sockets.extend(inode.zip(name.parse().ok()));
         }
-        Ok(inodes)
+        Ok(sockets)
     }
 
     /// Gives its share of the memory it uses, in bytes: pages used by several processes count in part. Costs the kernel a

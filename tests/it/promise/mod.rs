@@ -8,10 +8,12 @@ mod failures;
 mod foreign;
 mod fresh;
 mod life;
+mod orphans;
 mod races;
 mod rolling;
 mod routing;
 mod scale;
+mod steps;
 mod together;
 
 use std::time::Duration;
