@@ -27,9 +27,14 @@ pub(super) fn sweep(plan: &Plan) {
     }
 }
 
-/// Tells whether a name is a public one with a generation after it, as [`super::sockets`] gives them.
+/// Tells whether a name is a public one with a generation after it, or a shard and a generation, as [`super::sockets`] gives them.
 fn is_temporary(name: &str, public: &BTreeSet<&OsStr>) -> bool {
     let Some((stem, generation)) = name.rsplit_once('.') else { return false };
+    let generation = match generation.split_once('-') {
+        Some((shard, generation)) if !shard.is_empty() && shard.bytes().all(|byte| byte.is_ascii_digit()) => generation,
+        Some(_) => return false,
+        None => generation,
+    };
     let is_generation = !generation.is_empty() && generation.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_generation && public.contains(OsStr::new(stem)) && !public.contains(OsStr::new(name))
 }
@@ -48,6 +53,10 @@ mod tests {
             ("www.sock.x", false),
             ("blog.sock.1", false),
             ("www.sock.", false),
+            ("www.sock.12-1f", true),
+            ("www.sock.-1f", false),
+            ("www.sock.1f-", false),
+            ("www.sock.1-2-3", false),
         ] {
             assert_eq!(is_temporary(name, &public), temporary, "{name}");
         }
