@@ -7,8 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
-
 use super::include_is_written;
 use crate::support::{Clients, Load, Route, Running, Sandbox, Shard, Site, alive, eventually, until_shards, within};
 
