@@ -26,6 +26,8 @@ lint:
 	@cargo clippy --quiet --all-targets --locked -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --document-private-items --locked
 
-# About five minutes. The profile is a release build that links in seconds instead of minutes.
+# About three minutes after the build; PART=shards, restarts or a_thousand_pools runs one of them. The profile is a release build that
+# links in seconds instead of minutes.
+PART =
 bench: setup
-	@cargo test --quiet --profile ci --locked --test it -- --ignored --nocapture --test-threads=1 bench::
+	@cargo test --quiet --profile ci --locked --test it -- --ignored --nocapture --test-threads=1 bench::$(PART)

@@ -4,6 +4,7 @@ mod restarts;
 mod shards;
 
 use std::path::Path;
+use std::sync::Once;
 use std::time::Duration;
 
 use crate::promise::measure;
@@ -17,11 +18,23 @@ const IDLE: Duration = Duration::from_secs(20);
 
 #[test]
 #[ignore = "a benchmark: make bench"]
-fn all() {
+fn a_thousand_pools() {
+    machine();
+    start_of_a_thousand();
+}
+
+#[test]
+#[ignore = "a benchmark: make bench"]
+fn restarts() {
     machine();
     restarts::side_by_side();
+}
+
+#[test]
+#[ignore = "a benchmark: make bench"]
+fn shards() {
+    machine();
     shards::against_one_master();
-    a_thousand_pools();
 }
 
 /// Gives the middle of some figures, and the lowest and the highest.
@@ -30,7 +43,13 @@ fn spread(mut figures: Vec<f64>) -> (f64, f64, f64) {
     (figures[figures.len() / 2], figures[0], figures[figures.len() - 1])
 }
 
+/// Tells, once in a run, what the figures were measured on.
 fn machine() {
+    static TOLD: Once = Once::new();
+    TOLD.call_once(tell_machine);
+}
+
+fn tell_machine() {
     let first = |program: &Path, argument: &str| {
         let ended = run(program, &[argument], Path::new("/tmp"), Duration::from_secs(20));
         format!("{}{}", ended.out, ended.err).lines().next().unwrap_or_default().to_owned()
@@ -45,7 +64,7 @@ fn machine() {
     eprintln!("Load average before: {}", load.split(' ').next().unwrap_or_default());
 }
 
-fn a_thousand_pools() {
+fn start_of_a_thousand() {
     let seen: Vec<_> = (0..STARTS).map(|at| measure(1000, (at + 1 == STARTS).then_some(IDLE))).collect();
     let ms = |of: &dyn Fn(usize) -> Duration| spread((0..STARTS).map(|at| of(at).as_secs_f64() * 1000.0).collect());
     let (plain, ours) = (ms(&|at| seen[at].plain), ms(&|at| seen[at].polyfpm));
