@@ -208,14 +208,13 @@ pub(super) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), StateErr
     let error = |step| move |source| StateError { step, path: path.to_owned(), source };
     let bytes = serde_json::to_vec(value).map_err(std::io::Error::other).map_err(error("write"))?;
     let part = path.with_extension("part");
-    let mut file = std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .custom_flags(nix::libc::O_NOFOLLOW)
-        .open(&part)
-        .map_err(error("write"))?;
+    // Whatever an earlier attempt left, or somebody put there: it is not written into.
+    if let Err(source) = std::fs::remove_file(&part)
+        && source.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(error("write")(source));
+    }
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part).map_err(error("write"))?;
     file.write_all(&bytes).map_err(error("write"))?;
     std::fs::rename(&part, path).map_err(error("replace"))
 }
@@ -226,12 +225,18 @@ pub(super) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), StateErr
 /// It cannot be read, or is not what this version writes.
 pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateError> {
     let error = |source| StateError { step: "read", path: path.to_owned(), source };
-    let file = match std::fs::OpenOptions::new().read(true).custom_flags(nix::libc::O_NOFOLLOW).open(path) {
+    // Opening a FIFO would wait for a writer.
+    let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK;
+    let file = match std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path) {
         Ok(file) => file,
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(error(source)),
     };
-    if file.metadata().map_err(error)?.len() > LIMIT_BYTES {
+    let metadata = file.metadata().map_err(error)?;
+    if !metadata.is_file() {
+        return Err(error(std::io::Error::other("it is no regular file")));
+    }
+    if metadata.len() > LIMIT_BYTES {
         return Err(error(std::io::Error::other("it is larger than any state can be")));
     }
     let value = serde_json::from_reader(std::io::BufReader::new(file)).map_err(std::io::Error::other).map_err(error)?;

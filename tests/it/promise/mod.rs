@@ -4,6 +4,7 @@
 //! NGINX, no line in its error log, every POST run exactly once.
 
 mod adoption;
+mod damaged;
 mod failures;
 mod foreign;
 mod fresh;

@@ -189,3 +189,24 @@ fn a_supervisor_killed_after_any_step_of_a_handover_leaves_nothing_half_done() {
     until_shards(&host, "every shard serves", |shards| shards.iter().all(|shard| shard.verdict == "ready"));
     host.stop();
 }
+
+#[test]
+fn a_supervisor_in_which_a_task_panics_ends_at_once_and_the_next_one_goes_on() {
+    let (mut host, faults, _) = every_kind(Faults::on);
+    let load = Load::start(host.ground(), host.nginx(), "www", Clients::keeping(2), &[]);
+    for point in ["proof begun", "path taken"] {
+        faults.arm(&host, "panic", (point, 1));
+        let mut restart = host.begin(&["restart"], "log/restart");
+        let code = host.supervisor().exit_code(SOON);
+        assert_eq!(code, -(nix::libc::SIGABRT), "{point}");
+        restart.wait(SOON);
+        assert!(host.ground().read("log/polyfpm.out").contains(&format!("at the point: {point}")), "the panic is not told");
+        faults.launch(&mut host);
+        host.ready();
+    }
+    host.does(&["restart"]);
+    let report = load.finish(host.ground());
+    report.assert_nothing_lost(50);
+    report.assert_nothing_reset();
+    host.stop();
+}
