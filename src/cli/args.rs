@@ -120,6 +120,21 @@ pub enum Command {
     /// Have every master open its logs again, after they were rotated
     #[command(after_help = "Example:\n  polyfpm reopen")]
     Reopen,
+    /// Move a running php-fpm under polyfpm, with no request lost and no change in NGINX
+    #[command(
+        after_help = "Example:\n  polyfpm takeover --dry-run\n  polyfpm takeover --from php8.2-fpm\n\nThe supervisor runs already; pools whose sockets the other php-fpm has are kept out until then.\nA failure on the way puts everything back, and the command ends with 1."
+    )]
+    Takeover {
+        /// The unit or the pid of the master; without it, the one that has sockets of this instance's pools
+        #[arg(long, value_name = "UNIT|PID")]
+        from: Option<String>,
+        /// Tell the steps and take none
+        #[arg(long)]
+        dry_run: bool,
+        /// Print the steps as JSON, one object a line
+        #[arg(long)]
+        json: bool,
+    },
     /// Print the NGINX include with an upstream for each pool
     #[command(
         after_help = "Example:\n  polyfpm upstream\n  polyfpm upstream --write\n\nWith --write the include is tested within NGINX's whole configuration first and put back when NGINX refuses it."

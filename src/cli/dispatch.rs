@@ -53,6 +53,7 @@ fn local_command(file: &Path, command: &Command) -> Exit {
         | Command::Drain { .. }
         | Command::Stop
         | Command::Reopen
+        | Command::Takeover { .. }
         | Command::Completion { .. } => Exit::Bug,
     }
 }
@@ -81,6 +82,9 @@ fn remote_of(command: &Command) -> Option<(wire::Command, Format)> {
         Command::Drain { shard } => (wire::Command::Drain { shard: shard.clone() }, Format::Text),
         Command::Stop => (wire::Command::Stop, Format::Text),
         Command::Reopen => (wire::Command::Reopen, Format::Text),
+        Command::Takeover { from, dry_run, json } => {
+            (wire::Command::Takeover { from: from.clone(), dry_run: *dry_run }, Format::json_if(*json))
+        }
         Command::Check { .. } | Command::Plan { .. } | Command::Run | Command::Upstream { .. } | Command::Completion { .. } => {
             return None;
         }
@@ -158,6 +162,7 @@ fn with_draft(file: &Path, act: impl FnOnce(&Draft, &Bench) -> Exit) -> Exit {
         barred: Vec::new(),
         serving: BTreeMap::new(),
         proven: BTreeSet::new(),
+        taken: BTreeSet::new(),
         trials: Trials::None,
     };
     match bench.runtime.block_on(draft::read(&bench.children, &input)) {

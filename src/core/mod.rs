@@ -2,5 +2,6 @@
 
 pub mod fleet;
 pub mod health;
+pub mod passage;
 pub mod plan;
 pub mod shard;

@@ -7,3 +7,4 @@ pub mod log;
 pub mod nginx;
 pub mod service;
 pub mod settings;
+pub mod units;

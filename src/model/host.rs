@@ -41,6 +41,9 @@ pub struct ResolvedListen {
     pub access: Access,
     /// The mount through which the socket file itself is seen inside a container, where it is: a rename would be lost there.
     pub mounted_as: Option<String>,
+    /// Whether the socket that stands there is the only one its address can have, as one that was taken over from another
+    /// php-fpm is: it was not bound to share it (P27).
+    pub only_one: bool,
 }
 
 /// What a plan needs to know of the host.

@@ -77,6 +77,15 @@ pub enum Command {
     Stop,
     /// Every master reopens its logs.
     Reopen,
+    /// Move the sockets of a running php-fpm, and their pools, under this instance.
+    Takeover {
+        /// Its unit or its master's pid; without it, whoever listens where pools of this instance want to.
+        #[serde(default)]
+        from: Option<String>,
+        /// Tell the steps and take none.
+        #[serde(default)]
+        dry_run: bool,
+    },
 }
 
 impl Command {
@@ -91,6 +100,7 @@ impl Command {
             Self::Drain { .. } => "drain",
             Self::Stop => "stop",
             Self::Reopen => "reopen",
+            Self::Takeover { .. } => "takeover",
         }
     }
 
@@ -111,7 +121,8 @@ pub struct Progress {
     /// The generation it belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<Generation>,
-    /// The step: "binding", "starting", "verifying", "waiting", "switching", "settling", "draining", "done", "skipped", "failed", "called off", "nginx".
+    /// The step: "binding", "starting", "verifying", "waiting", "switching", "settling", "draining", "done", "skipped", "failed", "called off", "nginx";
+    /// of a take-over a sentence.
     pub step: String,
     /// Milliseconds since the job began.
     pub at_ms: u64,

@@ -66,6 +66,7 @@ impl Supervisor {
             barred: self.barred.all(),
             serving,
             proven,
+            taken: self.taken_endpoints(),
             trials: Trials::Changed,
         };
         let (children, events) = (self.children.clone(), self.events.clone());
@@ -94,9 +95,15 @@ impl Supervisor {
     }
 
     /// Takes a reading's end.
-    pub(super) fn drafted(&mut self, result: DraftResult) {
+    pub(super) fn drafted(&mut self, mut result: DraftResult) {
         self.tasks.under_way = false;
         self.snapshot_dirty = true;
+        if self.phase != super::supervisor::Phase::Stopping && self.takeover.is_some() {
+            result = match self.takeover_drafted(result) {
+                Some(result) => result,
+                None => return,
+            };
+        }
         let replies = match &self.call {
             Some(ActiveCall { what: Followed::Reading, .. }) => self.call.take().and_then(|call| call.replies),
             _ => None,
@@ -125,7 +132,7 @@ impl Supervisor {
     }
 
     /// Makes a draft the present one and gives the job that brings what runs in line with it.
-    fn adopt(&mut self, draft: Draft) -> JobOrder {
+    pub(super) fn adopt(&mut self, draft: Draft) -> JobOrder {
         for bad in &draft.plan.quarantined {
             if !self.draft.plan.quarantined.contains(bad) {
                 tracing::error!(pool = %bad.pool, problem = %bad.problem, "pool kept out");

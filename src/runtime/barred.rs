@@ -3,7 +3,8 @@
 //! Such a pool hurts only itself (design, rule 3): it is kept out by name, the others of its shard start without it, and
 //! it is tried again when its path is free, or at the operator's next reload.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use super::calls::Pending;
 use super::launch::LaunchError;
@@ -13,7 +14,11 @@ use crate::model::ids::{MasterId, PoolName};
 use crate::model::listen::PathState;
 use crate::model::pool::Quarantined;
 use crate::model::problem::Problem;
-use crate::sys::listener;
+use crate::sys::{listener, sock_diag};
+
+/// What to do about a pool whose socket somebody else has.
+pub(super) const REMEDY: &str = "take the other php-fpm over with polyfpm takeover, end who listens there, or give the pool another listen; \
+                                 the pool is tried again when the place is free";
 
 /// The pools, each with where it listens and what is in the way.
 #[derive(Debug, Default)]
@@ -23,6 +28,21 @@ impl Barred {
     /// Gives every pool with its reason.
     pub(super) fn all(&self) -> Vec<Quarantined> {
         self.0.values().map(|(_, bad)| bad.clone()).collect()
+    }
+
+    /// Gives every pool with where it listens.
+    pub(super) fn places(&self) -> Vec<(PoolName, Endpoint)> {
+        self.0.iter().map(|(pool, (endpoint, _))| (pool.clone(), endpoint.clone())).collect()
+    }
+
+    /// Forgets these pools: their places are to be had.
+    pub(super) fn let_in(&mut self, pools: &BTreeSet<PoolName>) {
+        self.0.retain(|pool, _| !pools.contains(pool));
+    }
+
+    /// Keeps a pool out.
+    pub(super) fn keep_out(&mut self, pool: PoolName, endpoint: Endpoint, problem: Problem) {
+        self.0.insert(pool.clone(), (endpoint, Quarantined { pool, problem }));
     }
 
     /// Forgets all: each will be tried again.
@@ -48,16 +68,44 @@ impl Supervisor {
         if serves {
             return;
         }
-        let remedy = "end who listens there, or give the pool another listen; it is tried again when the place is free";
-        let mut problem = Problem::error(super::chain(error)).remedy(remedy);
-        if let Some(pool) = self.draft.files.pools.iter().find(|pool| pool.name == placement.pool) {
+        let (pool, endpoint) = (placement.pool.clone(), placement.listener.endpoint.clone());
+        self.bar(pool, endpoint, super::chain(error));
+        self.bar_others_taken();
+        self.pending = self.pending.and(Pending::Reload);
+    }
+
+    fn bar(&mut self, pool: PoolName, endpoint: Endpoint, why: String) {
+        let mut problem = Problem::error(why).remedy(REMEDY);
+        if let Some(pool) = self.draft.files.pools.iter().find(|known| known.name == pool) {
             let origin = pool.listen_origin.as_ref().unwrap_or(&pool.origin);
             problem = problem.at(origin.file.as_path(), origin.line);
         }
-        let (pool, endpoint) = (placement.pool.clone(), placement.listener.endpoint.clone());
         tracing::error!(pool = %pool, problem = %problem, "pool kept out");
-        self.barred.0.insert(pool.clone(), (endpoint, Quarantined { pool, problem }));
-        self.pending = self.pending.and(Pending::Reload);
+        self.barred.keep_out(pool, endpoint, problem);
+    }
+
+    /// Keeps every other pool out, too, at whose place somebody listens: a php-fpm that runs has all of its pools' sockets,
+    /// and each would cost a start that fails and a reading.
+    fn bar_others_taken(&mut self) {
+        let down = self.draft.plan.shards.iter().filter(|shard| self.fleet.shard(&shard.id).is_none_or(|shard| shard.serving().is_none()));
+        let ours: BTreeSet<Endpoint> = self.sockets.endpoints().into_iter().collect();
+        let listeners = down.flat_map(|shard| &shard.placements).map(|placement| &placement.listener);
+        let asked: Vec<(PoolName, Endpoint)> = listeners
+            .filter(|plan| !ours.contains(&plan.endpoint) && !self.barred.0.contains_key(&plan.pool))
+            .map(|plan| (plan.pool.clone(), plan.endpoint.clone()))
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect();
+        let paths: Vec<&Path> = asked.iter().filter_map(|(_, endpoint)| endpoint.path()).collect();
+        let mut found = sock_diag::unix_queues_by_path(&paths).unwrap_or_default().into_iter();
+        let mut is_taken = |endpoint: &Endpoint| match endpoint {
+            Endpoint::Unix(_) => found.next().flatten().is_some(),
+            Endpoint::Tcp(address) => !listener::tcp_listeners(*address).is_empty(),
+        };
+        let taken: Vec<&(PoolName, Endpoint)> = asked.iter().filter(|(_, endpoint)| is_taken(endpoint)).collect();
+        for (pool, endpoint) in taken {
+            self.bar(pool.clone(), endpoint.clone(), format!("pool '{pool}': somebody listens on {endpoint} already"));
+        }
     }
 
     /// Tries pools again whose place has become free.

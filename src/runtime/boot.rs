@@ -101,6 +101,7 @@ pub fn run(file: &Path) -> Result<(), RunError> {
             barred: Vec::new(),
             serving: BTreeMap::new(),
             proven: BTreeSet::new(),
+            taken: BTreeSet::new(),
             trials: Trials::None,
         };
         let outcome = match draft::read(&children, &input).await {
@@ -193,6 +194,8 @@ impl Supervisor {
             snapshot_dirty: true,
             written: None,
             barred: super::barred::Barred::default(),
+            takeover: None,
+            waiting_takeover: None,
             settings,
         }
     }
@@ -247,6 +250,8 @@ impl Supervisor {
             Event::Nginx(report) => self.nginx_reported(*report),
             Event::NginxSettled { reload } => self.nginx_settled(reload),
             Event::Kept { job, waits } => self.kept.answered(job, waits),
+            Event::Found(found) => self.foreign_found(*found),
+            Event::Passed(result) => self.step_passed(result),
             Event::Changed(paths) => self.files_changed(&paths),
         }
     }
@@ -301,6 +306,7 @@ impl Supervisor {
         }
         self.finish_boot();
         self.take_up_pending();
+        self.advance_takeover();
         if self.snapshot_due().is_some_and(|due| now >= due) || std::mem::take(&mut self.snapshot_dirty) {
             self.snapshot_due = now.after(SNAPSHOT_PERIOD);
             self.publish_snapshot();

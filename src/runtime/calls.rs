@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::fault;
 use super::supervisor::{Phase, Supervisor};
+use super::takeover::Earnest;
 use super::telling::told;
 use crate::core::fleet::{Busy, JobFailure, JobKind, JobOrder, NginxStep};
 use crate::core::shard::{Input, Shard, Stage};
@@ -96,6 +97,9 @@ impl Supervisor {
             Command::Reopen => {
                 let count = self.reopen_logs();
                 replies.finish(Reply::Done { message: format!("{count} masters were told to reopen their logs"), shards: Vec::new() });
+            }
+            Command::Takeover { from, dry_run } => {
+                self.takeover(from, if dry_run { Earnest::Tell } else { Earnest::Do }, replies);
             }
         }
     }
@@ -202,7 +206,7 @@ impl Supervisor {
 
     /// Gives the job under way, the reading before an apply included.
     pub(super) fn job_view(&self) -> Option<JobView> {
-        self.fleet.job().or_else(|| {
+        let reading = || {
             self.tasks.is_reading().then(|| JobView {
                 job: 0,
                 verb: "reload".to_owned(),
@@ -210,11 +214,13 @@ impl Supervisor {
                 total: 0,
                 step: "reading settings and pool files".to_owned(),
             })
-        })
+        };
+        self.fleet.job().or_else(reading).or_else(|| self.takeover_view())
     }
 
     /// Passes a step of the job to whoever follows it.
     pub(super) fn tell_progress(&mut self, step: Progress) {
+        self.tell_takeover_progress(&step);
         if let Some(ActiveCall { replies: Some(replies), what: Followed::Job(number) }) = &self.call
             && *number == step.job.job
         {
@@ -227,6 +233,7 @@ impl Supervisor {
         fault::point("job done");
         self.snapshot_dirty = true;
         let Ended { job, kind, failure, shards, took } = ended;
+        self.takeover_applied(failure.as_ref());
         let (verb, took_ms) = (kind.word(), u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
         let answer = match failure {
             None => {
@@ -275,6 +282,7 @@ impl Supervisor {
         tracing::info!("stopping");
         self.phase = Phase::Stopping;
         self.pending = Pending::Nothing;
+        self.abandon_takeover();
         told(self.service.stopping());
         let actions = self.fleet.stop(self.now());
         self.carry_out(actions);
@@ -354,11 +362,11 @@ fn failed(failure: &JobFailure, shards: Vec<ShardRuns>) -> Reply {
     Reply::Error { code: ErrorCode::Failed, message, causes, hint, job: None, shards }
 }
 
-fn error(code: ErrorCode, message: &str) -> Reply {
+pub(super) fn error(code: ErrorCode, message: &str) -> Reply {
     Reply::Error { code, message: message.to_owned(), causes: Vec::new(), hint: None, job: None, shards: Vec::new() }
 }
 
-fn busy(job: &JobView) -> Reply {
+pub(super) fn busy(job: &JobView) -> Reply {
     Reply::Error {
         code: ErrorCode::Busy,
         message: format!("a {} is under way: {} of {} shards done, {}", job.verb, job.done, job.total, job.step),

@@ -18,8 +18,10 @@ use crate::edge::fpm::{self, Installation, Tool, TrialError};
 use crate::edge::nginx::{self, NginxState};
 use crate::edge::settings as settings_file;
 use crate::model::clients::{Clients, PassTarget};
+use crate::model::endpoint::Endpoint;
 use crate::model::host::{FpmBuild, Host};
 use crate::model::ids::{PoolName, ShardId};
+use crate::model::listen::Handover;
 use crate::model::plan::{Fingerprint, Plan, ShardPlan};
 use crate::model::pool::{Pool, PoolFiles, ProcessManager, Quarantined};
 use crate::model::problem::{Problem, Severity};
@@ -87,6 +89,8 @@ pub struct ReadingInput {
     /// Pools that a master has served with: what the previous draft says of them is known to be good. At boot nothing is tried,
     /// so the first draft alone proves nothing.
     pub proven: BTreeSet<PoolName>,
+    /// Addresses whose sockets are being taken over from another php-fpm.
+    pub taken: BTreeSet<Endpoint>,
     /// Which configurations are tried.
     pub trials: Trials,
 }
@@ -136,6 +140,7 @@ pub async fn read(children: &Children, input: &ReadingInput) -> DraftResult {
         previous,
         former_plan,
         proven: input.proven.clone(),
+        taken: input.taken.clone(),
     };
     workshop.keep_last_good();
     let mut made = workshop.make()?;
@@ -176,6 +181,7 @@ pub(super) struct Workshop {
     pub(super) previous: Option<Rc<Draft>>,
     pub(super) former_plan: Option<Plan>,
     pub(super) proven: BTreeSet<PoolName>,
+    pub(super) taken: BTreeSet<Endpoint>,
 }
 
 /// A plan with its blueprints.
@@ -225,12 +231,14 @@ impl Workshop {
 
     /// Makes the plan and what blueprints can be made of it; errors are among its problems.
     pub(super) fn make_anyway(&self) -> Made {
-        let (listens, mut quarantined) = listens::resolve_all(&self.files, &fpm::prefix(&self.settings.php, &self.build));
+        let (mut listens, mut quarantined) = listens::resolve_all(&self.files, &fpm::prefix(&self.settings.php, &self.build));
         quarantined.extend(self.quarantined.iter().chain(&self.barred).cloned());
+        let previous = self.previous.as_ref().map(|draft| &draft.plan).or(self.former_plan.as_ref());
+        let only: BTreeSet<&Endpoint> = self.taken.iter().chain(previous.into_iter().flat_map(only_ones)).collect();
+        listens.values_mut().for_each(|listen| listen.only_one = only.contains(&listen.endpoint));
         let host = Host { cpus: proc::available_cpus().unwrap_or_default(), somaxconn: listener::somaxconn(), listens };
         let unknown = Clients::default();
         let clients = self.nginx.as_ref().map_or(&unknown, |state| &state.clients);
-        let previous = self.previous.as_ref().map(|draft| &draft.plan).or(self.former_plan.as_ref());
         let input = PlanInput { settings: &self.settings, files: &self.files, quarantined: &quarantined, clients, host: &host, previous };
         let Planned { mut plan, problems } = plan::plan(&input);
         plan.quarantined.extend(self.kept.iter().cloned());
@@ -302,6 +310,14 @@ impl Workshop {
         }
         Ok(bad)
     }
+}
+
+/// Gives the addresses of a plan whose one socket was taken over: they stay so for as long as the plans that follow have them.
+fn only_ones(plan: &Plan) -> impl Iterator<Item = &Endpoint> {
+    let listeners = plan.shards.iter().flat_map(|shard| &shard.placements).map(|placement| &placement.listener);
+    listeners
+        .filter(|listener| listener.handover == Handover::Share && listener.endpoint.path().is_none())
+        .map(|listener| &listener.endpoint)
 }
 
 fn status_listeners(points: &[StatusPoint]) -> BTreeMap<PoolName, StatusListener> {

@@ -64,6 +64,10 @@ pub(super) enum Event {
         /// The answer.
         waits: std::collections::BTreeMap<crate::model::ids::PoolName, std::time::Duration>,
     },
+    /// A php-fpm that is to be taken over was looked for.
+    Found(Box<Result<super::takeover::Foreign, super::takeover::FindError>>),
+    /// A step of a take-over has ended.
+    Passed(Result<(), String>),
     /// Files that are watched have changed.
     Changed(Vec<std::path::PathBuf>),
 }

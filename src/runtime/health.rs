@@ -13,6 +13,7 @@ use crate::core::health::{Beat, Counts, PoolSample, Probe, Sample, ShardHealth};
 use crate::edge::fastcgi::{self, StatusDetail};
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::{MasterId, PoolName, ShardId};
+use crate::model::listen::Handover;
 use crate::model::plan::{Placement, PoolPlan, Routing};
 use crate::model::snapshot::{QueueDepth, Verdict};
 use crate::model::time::Moment;
@@ -101,6 +102,8 @@ impl Supervisor {
             let endpoint = before.remove_entry(&held.plan.endpoint).map_or_else(|| held.plan.endpoint.clone(), |(endpoint, _)| endpoint);
             match held.plan.endpoint {
                 Endpoint::Unix(_) => drop(queues.insert(endpoint, depth)),
+                // One socket that several shards share is one queue.
+                Endpoint::Tcp(_) if held.plan.handover == Handover::Share => drop(queues.insert(endpoint, depth)),
                 Endpoint::Tcp(_) => drop(queues.entry(endpoint).and_modify(|sum| sum.now += depth.now).or_insert(depth)),
             }
         }

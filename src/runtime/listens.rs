@@ -58,7 +58,7 @@ fn resolve(pool: &Pool, prefix: &Path, host: &mut HostView) -> Result<ResolvedLi
         Problem::error(texts.join("; ")).remedy("name users and groups that exist on this host")
     })?;
     let mounted_as = endpoint.path().and_then(|path| Some(host.mounts.as_ref()?.of_file(path)?.to_owned()));
-    Ok(ResolvedListen { endpoint, access, mounted_as })
+    Ok(ResolvedListen { endpoint, access, mounted_as, only_one: false })
 }
 
 /// Reads a listen as php-fpm does: digits alone or a colon anywhere mean TCP, all else is a path.

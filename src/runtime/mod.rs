@@ -29,6 +29,7 @@ mod quiet;
 mod sockets;
 mod state;
 mod supervisor;
+mod takeover;
 mod telling;
 mod together;
 

@@ -183,7 +183,7 @@ impl Supervisor {
     }
 
     /// Gives how long connections of a pool's clients may be used again after their listener lost its path.
-    fn keepalive_wait(&self, pool: &PoolName) -> Duration {
+    pub(super) fn keepalive_wait(&self, pool: &PoolName) -> Duration {
         self.kept.wait(pool).unwrap_or(KEEPALIVE_WAIT)
     }
 

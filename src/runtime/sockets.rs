@@ -7,6 +7,8 @@
 //! `published` mirrors what polyfpm put at each public path. Before each change of a path the file there is compared with
 //! it, so a path that somebody else took is left alone.
 
+mod theirs;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -127,6 +129,8 @@ pub(super) struct Sockets {
     gathering: BTreeMap<Endpoint, Weak<Listener>>,
     /// Paths that an earlier supervisor lent, with the sibling's file that stands there.
     found_lent: BTreeMap<Endpoint, FileId>,
+    /// Listeners that a php-fpm which is not ours accepts on too, while it is taken over.
+    theirs: BTreeMap<Endpoint, Arc<Listener>>,
 }
 
 impl Sockets {
@@ -154,6 +158,9 @@ impl Sockets {
     }
 
     fn fitting(&self, master: &MasterId, plan: &ListenerPlan, held: &[Held], binding: Binding) -> Option<Held> {
+        if let Some(listener) = self.theirs.get(&plan.endpoint) {
+            return Some(Held { plan: plan.clone(), listener: Arc::clone(listener), bound_for: master.clone() });
+        }
         if plan.handover == Handover::Share {
             let listener = match binding {
                 Binding::Together => self.gathering.get(&plan.endpoint)?.upgrade()?,
@@ -322,6 +329,9 @@ impl Sockets {
             published.discard();
         }
         let found_lent = self.found_lent.remove(endpoint);
+        if self.theirs.contains_key(endpoint) {
+            return;
+        }
         if let (Endpoint::Unix(path), Some(file)) = (endpoint, published.as_ref().and_then(Published::file).or(found_lent))
             && let Err(error) = listener::unpublish(path, file)
         {
@@ -380,6 +390,9 @@ impl Sockets {
         let Some(file) = living.listener.file_id() else { return Ok(()) };
         let expected = self.expected(&dead.endpoint);
         let error = |source| publish_error(dead, source);
+        if self.theirs.contains_key(&dead.endpoint) {
+            return Ok(());
+        }
         let published = self.published.get_mut(&dead.endpoint);
         match &published {
             None if !self.found_lent.contains_key(&dead.endpoint) => return Ok(()),

@@ -87,6 +87,10 @@ pub(super) struct Supervisor {
     /// Pools whose listeners cannot be had.
     pub(super) barred: super::barred::Barred,
     pub(super) kept: super::quiet::Kept,
+    /// The take-over under way.
+    pub(super) takeover: Option<super::takeover::Takeover>,
+    /// One that was asked for before every shard had started.
+    pub(super) waiting_takeover: Option<(Option<String>, super::takeover::Earnest, ReplySink)>,
     /// The state as last written.
     pub(super) written: Option<super::state::InstanceState>,
 }

@@ -7,6 +7,7 @@
 //! Sources: proc_pid_stat(5), proc_pid_status(5), proc_pid_limits(5), proc_pid_smaps(5), sched_getaffinity(2).
 #![expect(unsafe_code, reason = "nix reads an affinity mask of at most 1024 CPUs")]
 
+mod listening;
 mod memory;
 mod mounts;
 #[cfg(test)]
@@ -23,6 +24,7 @@ use nix::unistd::Pid;
 use super::spawn::Limit;
 use crate::model::cpus::{CpuSet, MAX_CPU};
 
+pub use listening::ListeningSocket;
 pub use mounts::Mounts;
 
 /// What the kernel appends to the path of a file that was removed or replaced.

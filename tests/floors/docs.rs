@@ -141,6 +141,7 @@ fn the_control_protocol_is_described() {
         Command::Drain { shard },
         Command::Stop,
         Command::Reopen,
+        Command::Takeover { from: None, dry_run: true },
     ];
     let codes = [ErrorCode::Usage, ErrorCode::Busy, ErrorCode::Denied, ErrorCode::Failed, ErrorCode::Config, ErrorCode::Stopping];
     let mut broken = Vec::new();

@@ -31,6 +31,7 @@ pub(super) fn listener(input: &PlanInput<'_>, candidate: &Candidate<'_>, routing
     }
     let (handover, alias) = match &listen.endpoint {
         // The text php-fpm's `listen` takes. The key in FPM_SOCKETS differs from it for IPv6: no brackets (P8).
+        Endpoint::Tcp(address) if listen.only_one => (Handover::Share, address.to_string()),
         Endpoint::Tcp(address) => (Handover::Steer, address.to_string()),
         // A renamed file would leave the mount at the old, dead one.
         Endpoint::Unix(_) if routing == Routing::Shared || listen.mounted_as.is_some() => (Handover::Share, names::alias(&pool.name, None)),

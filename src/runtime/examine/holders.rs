@@ -83,18 +83,11 @@ fn taken(endpoint: &Endpoint, pool: &PoolName, holder: Option<Pid>) -> Problem {
     };
     let process = Holder::of_pid(pid.as_raw());
     let message = format!("pool '{pool}': {process} listens on {endpoint} already; polyfpm takes no address from a living listener");
-    let stop = match unit(pid) {
+    let stop = match Proc::default().service_of(pid) {
         Some(unit) => format!("stop it before polyfpm starts: systemctl disable --now {unit}"),
         None => format!("stop {process} before polyfpm starts"),
     };
     Problem::error(message).remedy(format!("{stop}; or give one of the two another listen"))
-}
-
-/// Gives the systemd service a process belongs to. Source: proc_pid_cgroup(5).
-fn unit(pid: Pid) -> Option<String> {
-    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let mut parts = text.lines().flat_map(|line| line.split('/'));
-    parts.rfind(|part| part.ends_with(".service")).map(str::to_owned)
 }
 
 /// Every process with the sockets it has open.

@@ -108,6 +108,7 @@ impl Examination<'_> {
             former_plan: None,
             barred: Vec::new(),
             proven: std::collections::BTreeSet::new(),
+            taken: std::collections::BTreeSet::new(),
         };
         (problems, Some(workshop))
     }
@@ -123,6 +124,7 @@ impl Examination<'_> {
             barred: Vec::new(),
             serving: std::collections::BTreeMap::new(),
             proven: std::collections::BTreeSet::new(),
+            taken: std::collections::BTreeSet::new(),
             trials: Trials::All,
         };
         match workshop.try_out(&made, &input).await {

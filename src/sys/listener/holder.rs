@@ -47,6 +47,13 @@ impl Holder {
     }
 }
 
+/// Gives the process that called listen(2) on the socket at `path`, which sees one empty connection.
+pub fn holder_at(path: &std::path::Path) -> Option<Holder> {
+    let located = crate::sys::directory::locate(path).ok()?;
+    let client = super::file::look(&located.directory, &located.name).ok()??.connect().ok()?;
+    Holder::of_peer(client)
+}
+
 fn inodes_of_port(port: u16) -> Vec<u64> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
     tables.iter().flat_map(|table| listening_inodes(&fs::read_to_string(table).unwrap_or_default(), port)).collect()

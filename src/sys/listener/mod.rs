@@ -32,7 +32,7 @@ use rustix::net::sockopt;
 
 pub use aside::keep_aside;
 pub use file::{FileId, examine, file_id};
-pub use holder::{Holder, tcp_listeners};
+pub use holder::{Holder, holder_at, tcp_listeners};
 pub use publish::{Expected, PublishError, lend, publish, still_ours, sweep, unpublish};
 pub use tcp::{Joining, bind_tcp};
 pub use unix::{BindError, bind_unix};

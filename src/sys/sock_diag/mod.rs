@@ -125,28 +125,44 @@ pub struct Listening {
 /// # Errors
 /// When the kernel's statistics cannot be read or the path not be examined.
 pub fn unix_queue_by_path(path: &Path) -> Result<Option<Listening>, DiagError> {
-    let file = match rustix::fs::stat(path) {
-        Ok(file) => file,
-        Err(Errno::NOENT) => return Ok(None),
-        Err(error) => return Err(step("find the file for")(error)),
-    };
-    // The kernel's own form of a device number: 12 bits major, 20 bits minor; and the lower half of the inode.
-    let device = rustix::fs::major(file.st_dev) << 20 | rustix::fs::minor(file.st_dev);
-    let inode = u32::try_from(file.st_ino & u64::from(u32::MAX)).unwrap_or_default();
-    let (mut by_file, mut by_name) = (None, None);
+    Ok(unix_queues_by_path(&[path])?.pop().flatten())
+}
+
+/// Finds for each of `paths` what [`unix_queue_by_path`] finds, with one question for all.
+///
+/// # Errors
+/// When the kernel's statistics cannot be read or a path not be examined.
+pub fn unix_queues_by_path(paths: &[&Path]) -> Result<Vec<Option<Listening>>, DiagError> {
+    let (mut files, mut names) = (HashMap::new(), HashMap::new());
+    for (at, path) in paths.iter().enumerate() {
+        let file = match rustix::fs::stat(*path) {
+            Ok(file) => file,
+            Err(Errno::NOENT) => continue,
+            Err(error) => return Err(step("find the file for")(error)),
+        };
+        // The kernel's own form of a device number: 12 bits major, 20 bits minor; and the lower half of the inode.
+        let device = rustix::fs::major(file.st_dev) << 20 | rustix::fs::minor(file.st_dev);
+        let inode = u32::try_from(file.st_ino & u64::from(u32::MAX)).unwrap_or_default();
+        files.entry((inode, device)).or_insert_with(Vec::new).push(at);
+        names.insert(path.as_os_str().as_bytes(), at);
+    }
+    let (mut by_file, mut by_name) = (vec![None; paths.len()], vec![None; paths.len()]);
+    if files.is_empty() {
+        return Ok(by_file);
+    }
     let request = codec::unix_all(LISTENING, SHOW_NAME | SHOW_VFS | SHOW_QUEUE, SEQUENCE);
     Channel::open()?.ask(&request, Answer::Dump, &mut |body| {
         let socket = codec::unix_socket(body)?;
         let Some((now, max)) = socket.queue else { return Ok(()) };
         let found = Listening { inode: u64::from(socket.inode), queue: QueueDepth { now, max } };
-        if socket.file == Some((inode, device)) {
-            by_file = Some(found);
-        } else if socket.name == Some(path.as_os_str().as_bytes()) {
-            by_name = Some(found);
+        let of_file = socket.file.and_then(|file| files.get(&file)).into_iter().flatten();
+        of_file.for_each(|at| by_file.get_mut(*at).into_iter().for_each(|place| *place = Some(found)));
+        if let Some(place) = socket.name.and_then(|name| names.get(name)).and_then(|at| by_name.get_mut(*at)) {
+            *place = Some(found);
         }
         Ok(())
     })?;
-    Ok(by_file.or(by_name))
+    Ok(by_file.into_iter().zip(by_name).map(|(by_file, by_name)| by_file.or(by_name)).collect())
 }
 
 /// Counts, for each of `names`, the accepted unix connections whose listener was bound under it (P26). Each name gets a

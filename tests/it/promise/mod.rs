@@ -15,6 +15,7 @@ mod rolling;
 mod routing;
 mod scale;
 mod steps;
+mod takeover;
 mod together;
 
 use std::time::Duration;

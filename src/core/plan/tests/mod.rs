@@ -143,7 +143,7 @@ impl World {
         });
         let access = Access { uid: Some(33), gid: Some(33), mode: 0o660, acl_uids: Vec::new(), acl_gids: Vec::new() };
         let access = if endpoint.path().is_some() { access } else { Access::default() };
-        self.host.listens.insert(name, ResolvedListen { endpoint, access, mounted_as: None });
+        self.host.listens.insert(name, ResolvedListen { endpoint, access, mounted_as: None, only_one: false });
         self
     }
 
