@@ -103,7 +103,7 @@ fn pools(snapshot: &Snapshot, width: Option<u16>) -> String {
         return format!("{} pools: see --json", snapshot.pools.len());
     }
     let mut table = table(["POOL", "ROUTING", "WORKERS", "LISTENER", "SHARDS", "QUEUE"], width);
-    for pool in &snapshot.pools {
+    for pool in snapshot.pools.iter() {
         add_pool(&mut table, pool);
     }
     table.trim_fmt()

@@ -169,6 +169,20 @@ impl ShardHealth {
         self.rate_from_pools(now);
     }
 
+    /// Takes a look at which every queue was empty, as at the look before, and no pool was asked: all that [`observe`](Self::observe)
+    /// would change then, at the cost of the heartbeat alone. `false`: the generation is another one and must be observed.
+    pub fn observe_calm(&mut self, generation: Generation, beat: Option<Beat>, now: Moment) -> bool {
+        if self.generation != Some(generation) {
+            return false;
+        }
+        if let Some(rate) = beat.and_then(|beat| self.beats.take(beat)) {
+            self.rate = Some(rate);
+        }
+        self.sampled_at = Some(now);
+        self.accepted = None;
+        true
+    }
+
     fn asked_count(&mut self) {
         let asked = self.pools.values().filter(|track| track.was_asked()).count();
         self.beats.asked_pools = u32::try_from(asked).unwrap_or(u32::MAX);

@@ -58,6 +58,11 @@ pub struct ShardPlan {
 }
 
 impl ShardPlan {
+    /// Gives the names of the pools it carries.
+    pub fn pools(&self) -> impl Iterator<Item = &PoolName> {
+        self.placements.iter().map(|placement| &placement.pool)
+    }
+
     /// Gives the most workers the shard may have.
     pub fn workers(&self) -> u32 {
         self.placements.iter().fold(0, |sum: u32, placement| sum.saturating_add(placement.workers.max_children))

@@ -1,5 +1,6 @@
 //! The published picture of now. Status, metrics and every other reader see only this.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -105,7 +106,7 @@ pub struct ShardView {
     /// Old generations on their way out.
     pub leaving: Vec<LeavingView>,
     /// The pools it carries.
-    pub pools: Vec<PoolName>,
+    pub pools: Arc<Vec<PoolName>>,
 }
 
 /// One pool.
@@ -178,7 +179,7 @@ pub struct Snapshot {
     /// Every shard.
     pub shards: Vec<ShardView>,
     /// Every pool that runs.
-    pub pools: Vec<PoolView>,
+    pub pools: Arc<Vec<PoolView>>,
     /// Every pool that is kept out.
     pub quarantined: Vec<Quarantined>,
     /// NGINX.

@@ -126,6 +126,7 @@ impl Supervisor {
         let tasks = self.follow_adopted(&id, child, notify);
         let master = Master {
             id: id.clone(),
+            pools: Arc::new(blueprint.plan.pools().cloned().collect()),
             blueprint,
             sockets,
             pid: Some(pid),

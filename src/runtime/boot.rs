@@ -189,6 +189,7 @@ impl Supervisor {
                 Service::absent()
             }),
             watcher: None,
+            drawn: super::picture::DrawnPools::default(),
             snapshot_due: Moment::START,
             alive_due: Moment::START,
             snapshot_dirty: true,

@@ -1,10 +1,13 @@
 //! Looking at serving shards: heartbeat, queues, status sockets; what hung shards lead to.
 
-use std::collections::{BTreeMap, HashMap};
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::Duration;
 
 use super::events::Event;
+use super::master::Master;
 use super::sockets::Held;
 use super::supervisor::{Phase, Supervisor};
 use crate::core::fleet::{JobKind, JobOrder, NginxStep};
@@ -26,6 +29,11 @@ pub(super) struct HealthBook {
     records: BTreeMap<ShardId, ShardHealth>,
     beats: BTreeMap<ShardId, (MasterId, Beat)>,
     queues: HashMap<Endpoint, QueueDepth>,
+    /// What the listeners of each shard showed at the last look: each one's inode and queue, in the order they are held.
+    readings: BTreeMap<ShardId, Vec<(u64, Option<QueueDepth>)>>,
+    /// Shards whose queues were all empty at the last look and at the one before.
+    calm: BTreeSet<ShardId>,
+    queue_changes: u64,
     healed_at: BTreeMap<ShardId, Moment>,
     next: Moment,
 }
@@ -46,11 +54,19 @@ impl HealthBook {
         self.queues.get(endpoint).copied()
     }
 
+    /// Counts the looks that found another queue than the look before.
+    pub(super) fn queue_changes(&self) -> u64 {
+        self.queue_changes
+    }
+
     /// Gives when the next look is due.
     pub(super) fn next_look(&self) -> Moment {
         self.next
     }
 }
+
+/// The pools of the plan by name: drawn up only where a shard is looked at closely.
+type Pools<'a> = OnceCell<HashMap<&'a PoolName, &'a PoolPlan>>;
 
 /// One pool to be asked.
 struct Question {
@@ -72,8 +88,11 @@ impl Supervisor {
         self.health.next = now.after(self.settings.health.interval);
         self.read_queues();
         let serving: Vec<MasterId> = self.fleet.shards().filter_map(|shard| Some(MasterId::new(shard.id(), shard.serving()?.0))).collect();
+        let draft = Rc::clone(&self.draft);
+        let plans = Pools::new();
         for id in serving {
-            self.look_at_shard(&id);
+            let plans = || plans.get_or_init(|| draft.plan.pools.iter().map(|pool| (&pool.pool, pool)).collect());
+            self.look_at_shard(&id, plans);
         }
         self.snapshot_dirty = true;
         for master in self.masters.values() {
@@ -90,41 +109,49 @@ impl Supervisor {
             tracing::debug!(error = %error, "queues were not read");
             HashMap::new()
         });
-        let mut before = std::mem::take(&mut self.health.queues);
-        let mut queues: HashMap<Endpoint, QueueDepth> = HashMap::with_capacity(all.len());
-        for held in all {
-            let depth = match held.plan.endpoint {
-                Endpoint::Unix(_) => depths.get(&held.listener.inode).copied(),
-                Endpoint::Tcp(_) => sock_diag::tcp_queue(&held.listener.fd).ok(),
-            };
-            let Some(depth) = depth else { continue };
-            // Every endpoint has its entry from the last look: a thousand paths are not written again each time.
-            let endpoint = before.remove_entry(&held.plan.endpoint).map_or_else(|| held.plan.endpoint.clone(), |(endpoint, _)| endpoint);
+        let mut queues: HashMap<Endpoint, QueueDepth> = HashMap::new();
+        let readings: BTreeMap<ShardId, Vec<(u64, Option<QueueDepth>)>> = self
+            .held
+            .iter()
+            .map(|(id, set)| (id.clone(), set.iter().map(|held| (held.listener.inode, depth_of(held, &depths))).collect()))
+            .collect();
+        let before = std::mem::replace(&mut self.health.readings, readings);
+        let is_calm = |(id, now): &(&ShardId, &Vec<_>)| {
+            before.get(*id) == Some(*now) && now.iter().all(|(_, depth): &(u64, _)| depth.is_some_and(|depth: QueueDepth| depth.now == 0))
+        };
+        self.health.calm = self.health.readings.iter().filter(is_calm).map(|(id, _)| id.clone()).collect();
+        if before == self.health.readings {
+            return;
+        }
+        for (held, (_, depth)) in all.into_iter().zip(self.health.readings.values().flatten()) {
+            let Some(depth) = *depth else { continue };
+            // Every shard has a listener of its own at a TCP address.
+            let sum = queues.entry(held.plan.endpoint.clone()).or_insert(QueueDepth { now: 0, max: depth.max });
             match held.plan.endpoint {
-                Endpoint::Unix(_) => drop(queues.insert(endpoint, depth)),
+                Endpoint::Unix(_) => *sum = depth,
                 // One socket that several shards share is one queue.
-                Endpoint::Tcp(_) if held.plan.handover == Handover::Share => drop(queues.insert(endpoint, depth)),
-                Endpoint::Tcp(_) => drop(queues.entry(endpoint).and_modify(|sum| sum.now += depth.now).or_insert(depth)),
+                Endpoint::Tcp(_) if held.plan.handover == Handover::Share => *sum = depth,
+                Endpoint::Tcp(_) => sum.now += depth.now,
             }
         }
         self.health.queues = queues;
+        self.health.queue_changes += 1;
     }
 
-    fn look_at_shard(&mut self, id: &MasterId) {
+    /// Looks at one shard: closely only where something waits, or one of its pools is to be asked.
+    fn look_at_shard<'a>(&mut self, id: &MasterId, plans: impl FnOnce() -> &'a HashMap<&'a PoolName, &'a PoolPlan>) {
         let Some(master) = self.masters.get(id) else { return };
         let beat = self.health.beats.get(&id.shard).filter(|(whose, _)| whose == id).map(|(_, beat)| *beat);
-        let plans: HashMap<&PoolName, &PoolPlan> = self.draft.plan.pools.iter().map(|pool| (&pool.pool, pool)).collect();
+        let now = self.now();
+        let record = self.health.records.entry(id.shard.clone()).or_default();
+        let asked = record.probe_plan(PROBES_PER_INTERVAL);
+        if asked.is_empty() && self.health.calm.contains(&id.shard) && record.observe_calm(id.generation, beat, now) {
+            return;
+        }
+        let questions = questions_for(master, asked);
+        let plans = plans();
         let placements = master.blueprint.plan.placements.iter();
         let pools: Vec<PoolSample> = placements.map(|placement| self.pool_sample(placement, plans.get(&placement.pool).copied())).collect();
-        let asked = self.health.records.entry(id.shard.clone()).or_default().probe_plan(PROBES_PER_INTERVAL);
-        let questions: Vec<(PoolName, Question)> = asked
-            .into_iter()
-            .filter_map(|pool| {
-                let point = master.blueprint.status.iter().find(|point| point.pool == pool)?;
-                let path = master.status_of(&pool)?.to_owned();
-                Some((pool, Question { path, status_path: point.status_path.clone() }))
-            })
-            .collect();
         let sample = Sample { generation: id.generation, beat, pools };
         if questions.is_empty() {
             self.sampled(id, sample);
@@ -180,6 +207,24 @@ impl Supervisor {
             self.carry_out(actions);
         }
     }
+}
+
+/// Gives the queue of one listener.
+fn depth_of(held: &Held, unix: &HashMap<u64, QueueDepth>) -> Option<QueueDepth> {
+    match held.plan.endpoint {
+        Endpoint::Unix(_) => unix.get(&held.listener.inode).copied(),
+        Endpoint::Tcp(_) => sock_diag::tcp_queue(&held.listener.fd).ok(),
+    }
+}
+
+/// Gives where to ask each of some pools of a master.
+fn questions_for(master: &Master, asked: Vec<PoolName>) -> Vec<(PoolName, Question)> {
+    let question = |pool: PoolName| {
+        let point = master.blueprint.status.iter().find(|point| point.pool == pool)?;
+        let path = master.status_of(&pool)?.to_owned();
+        Some((pool, Question { path, status_path: point.status_path.clone() }))
+    };
+    asked.into_iter().filter_map(question).collect()
 }
 
 async fn ask_all(mut sample: Sample, questions: Vec<(PoolName, Question)>, timeout: Duration) -> Sample {

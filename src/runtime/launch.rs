@@ -103,10 +103,12 @@ impl Supervisor {
                 let status = status.into_iter().map(|socket| (socket.pool, socket.path)).collect();
                 self.write_master(&directory, &MasterState::of(id, Some(pid), &set, blueprint));
                 let blueprint = Rc::clone(blueprint);
+                let pools = Arc::new(blueprint.plan.pools().cloned().collect());
                 let pid_number = u32::try_from(pid.as_raw()).unwrap_or_default();
                 let master = Master {
                     id: id.clone(),
                     blueprint,
+                    pools,
                     sockets: set,
                     pid: Some(pid),
                     process: None,

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -29,6 +30,8 @@ pub(super) struct Master {
     pub id: MasterId,
     /// What it was made from.
     pub blueprint: Rc<Blueprint>,
+    /// The pools it carries.
+    pub(super) pools: Arc<Vec<PoolName>>,
     /// Its listeners.
     pub sockets: SocketSet,
     /// Its pid and process group, once started.

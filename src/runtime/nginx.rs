@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::draft::Draft;
 use super::events::Event;
@@ -45,6 +46,8 @@ pub(super) struct NginxBook {
     names: BTreeSet<Endpoint>,
     /// Endpoints that only old NGINX workers still name: an upload that they are reading connects when it has been read.
     lingering: BTreeSet<Endpoint>,
+    /// Both, as the state file takes them.
+    all: Arc<Vec<Endpoint>>,
     reloaded: u64,
     under_way: bool,
     again: bool,
@@ -54,17 +57,23 @@ impl NginxBook {
     /// Knows nothing yet.
     pub(super) fn new() -> Self {
         let view = NginxView { state: "off".to_owned(), detail: None, reloads: 0 };
-        Self { view, names: BTreeSet::new(), lingering: BTreeSet::new(), reloaded: 0, under_way: false, again: false }
+        Self { view, names: BTreeSet::new(), lingering: BTreeSet::new(), all: Arc::default(), reloaded: 0, under_way: false, again: false }
     }
 
     /// Takes the endpoints that the include named when an earlier supervisor ended.
     pub(super) fn restore(&mut self, names: BTreeSet<Endpoint>) {
         self.names = names;
+        self.gather();
     }
 
     /// Gives every endpoint that an NGINX worker may name.
-    pub(super) fn all_names(&self) -> Vec<Endpoint> {
-        self.names.union(&self.lingering).cloned().collect()
+    pub(super) fn all_names(&self) -> Arc<Vec<Endpoint>> {
+        Arc::clone(&self.all)
+    }
+
+    /// Puts all names together, after each change of one of the sets.
+    fn gather(&mut self) {
+        self.all = Arc::new(self.names.union(&self.lingering).cloned().collect());
     }
 
     pub(super) fn view(&self) -> NginxView {
@@ -125,6 +134,7 @@ impl Supervisor {
     /// What the include no longer names is retired when the workers that read the former one are gone.
     fn take_names(&mut self, names: BTreeSet<Endpoint>, old_workers: Vec<Process>) {
         let former = std::mem::replace(&mut self.nginx.names, names);
+        self.nginx.gather();
         if old_workers.is_empty() {
             // Workers of an earlier change may still be waited for.
             if self.nginx.lingering.is_empty() {
@@ -134,6 +144,7 @@ impl Supervisor {
         }
         self.nginx.reloaded += 1;
         self.nginx.lingering.extend(former.difference(&self.nginx.names).cloned());
+        self.nginx.gather();
         let (events, reload, time) = (self.events.clone(), self.nginx.reloaded, self.settings.restart.drain_timeout);
         drop(tokio::task::spawn_local(async move {
             let still = nginx::wait_old_workers(&old_workers, time).await;
@@ -148,6 +159,7 @@ impl Supervisor {
     pub(super) fn nginx_settled(&mut self, reload: u64) {
         if reload == self.nginx.reloaded {
             self.nginx.lingering.clear();
+            self.nginx.gather();
             self.sockets.retire_marked();
         }
     }

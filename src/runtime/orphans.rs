@@ -10,6 +10,7 @@
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use nix::unistd::Pid;
 
@@ -43,6 +44,7 @@ impl Supervisor {
         self.good.insert(shard.clone(), Rc::clone(&blueprint));
         let master = Master {
             id: id.clone(),
+            pools: Arc::new(blueprint.plan.pools().cloned().collect()),
             blueprint,
             sockets,
             pid: Some(group),

@@ -1,12 +1,21 @@
 //! Publishing the snapshot.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
+use super::draft::Draft;
 use super::supervisor::Supervisor;
 use crate::core::shard::{Shard, Wanted};
 use crate::model::ids::{MasterId, ShardId};
-use crate::model::plan::PoolPlan;
+use crate::model::plan::{PoolPlan, ShardPlan};
 use crate::model::snapshot::{LeavingView, ListenerView, PoolView, ShardView, Snapshot, Verdict, seconds};
+
+/// The pools as last drawn: a thousand of them are drawn again only when something of them has changed.
+#[derive(Debug, Default)]
+pub(super) struct DrawnPools {
+    of: Option<(Rc<Draft>, u64)>,
+    views: Arc<Vec<PoolView>>,
+}
 
 impl Supervisor {
     /// Publishes the picture of now if it differs from the last one.
@@ -22,7 +31,8 @@ impl Supervisor {
     }
 
     /// Draws the picture of now.
-    pub(super) fn picture(&self) -> Snapshot {
+    pub(super) fn picture(&mut self) -> Snapshot {
+        let pools = self.pool_views();
         let shards: Vec<ShardView> = self
             .fleet
             .shards()
@@ -42,7 +52,7 @@ impl Supervisor {
             uptime_seconds: seconds(self.started.elapsed()),
             healthy,
             shards,
-            pools: self.draft.plan.pools.iter().map(|pool| self.pool_view(pool)).collect(),
+            pools,
             quarantined: self.draft.plan.quarantined.clone(),
             nginx: self.nginx.view(),
             job: self.job_view(),
@@ -66,7 +76,7 @@ impl Supervisor {
                 uptime_seconds: None,
                 failures: 0,
                 leaving: Vec::new(),
-                pools: Vec::new(),
+                pools: Arc::default(),
             }
         })
     }
@@ -83,8 +93,9 @@ impl Supervisor {
         let verdict = self.fleet.verdict(id).unwrap_or_else(|| record.map_or(Verdict::Ready, |record| record.verdict(now, health)));
         let serves = shard.serving().is_some();
         let numbers = record.filter(|_| serves).map(|record| record.numbers(now, health)).unwrap_or_default();
-        let blueprint = self.masters.get(&MasterId::new(id, generation)).map(|master| std::rc::Rc::clone(&master.blueprint));
-        let plan = blueprint.as_ref().map(|blueprint| &blueprint.plan).or_else(|| self.draft.plan.shard(id));
+        let master = self.masters.get(&MasterId::new(id, generation));
+        let plan = master.map(|master| &master.blueprint.plan).or_else(|| self.draft.plan.shard(id));
+        let pools = master.map(|master| Arc::clone(&master.pools));
         ShardView {
             group: id.group.clone(),
             shard: id.clone(),
@@ -94,7 +105,7 @@ impl Supervisor {
             verdict,
             reason: self.reason(shard, verdict),
             workers_busy: numbers.workers_busy,
-            workers_total: plan.map_or(0, crate::model::plan::ShardPlan::workers),
+            workers_total: plan.map_or(0, ShardPlan::workers),
             queue: numbers.queue.or_else(|| self.queue_of(id)),
             requests_per_second: numbers.requests_per_second,
             uptime_seconds: shard.serving_since().map(|since| seconds(now - since)),
@@ -109,7 +120,7 @@ impl Supervisor {
                     seconds: seconds(now - leaving.since()),
                 })
                 .collect(),
-            pools: plan.map(|plan| plan.placements.iter().map(|placement| placement.pool.clone()).collect()).unwrap_or_default(),
+            pools: pools.unwrap_or_else(|| Arc::new(plan.into_iter().flat_map(ShardPlan::pools).cloned().collect())),
         }
     }
 
@@ -131,6 +142,16 @@ impl Supervisor {
         }
         let (pool, span) = self.health.record(shard.id())?.cause(self.now(), &self.settings.health)?;
         Some(format!("requests of pool {pool} have been waiting for {} s", span.as_secs()))
+    }
+
+    fn pool_views(&mut self) -> Arc<Vec<PoolView>> {
+        let changes = self.health.queue_changes();
+        let fresh = self.drawn.of.as_ref().is_some_and(|(draft, at)| Rc::ptr_eq(draft, &self.draft) && *at == changes);
+        if !fresh {
+            self.drawn.views = Arc::new(self.draft.plan.pools.iter().map(|pool| self.pool_view(pool)).collect());
+            self.drawn.of = Some((Rc::clone(&self.draft), changes));
+        }
+        Arc::clone(&self.drawn.views)
     }
 
     fn pool_view(&self, pool: &PoolPlan) -> PoolView {
@@ -162,7 +183,7 @@ pub(super) fn nothing_yet(settings: &crate::model::settings::Settings) -> Snapsh
         uptime_seconds: 0,
         healthy: false,
         shards: Vec::new(),
-        pools: Vec::new(),
+        pools: Arc::default(),
         quarantined: Vec::new(),
         nginx: crate::model::snapshot::NginxView { state: "off".to_owned(), detail: None, reloads: 0 },
         job: None,

@@ -13,6 +13,7 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
@@ -180,7 +181,7 @@ pub(super) struct InstanceState {
     /// Every reuseport group.
     pub groups: Vec<GroupState>,
     /// The endpoints NGINX's include names.
-    pub names: Vec<Endpoint>,
+    pub names: Arc<Vec<Endpoint>>,
 }
 
 /// Says why a file of the state was not written or read.
@@ -197,7 +198,9 @@ pub(super) struct StateError {
 
 /// Gives the kernel's boot id.
 pub(super) fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|text| text.trim().to_owned()).unwrap_or_default()
+    static ID: OnceLock<String> = OnceLock::new();
+    let read = || std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|text| text.trim().to_owned()).unwrap_or_default();
+    ID.get_or_init(read).clone()
 }
 
 /// Replaces a file atomically.

@@ -80,6 +80,7 @@ pub(super) struct Supervisor {
     pub(super) tasks: super::apply::Reading,
     pub(super) service: Service,
     pub(super) watcher: Option<tokio::task::JoinHandle<()>>,
+    pub(super) drawn: super::picture::DrawnPools,
     pub(super) snapshot_due: Moment,
     pub(super) alive_due: Moment,
     /// Whether something changed that whoever asks next must see.

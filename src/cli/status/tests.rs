@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use super::*;
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::{Generation, GroupName, InstanceName, PoolName, ShardId};
@@ -23,7 +25,7 @@ fn shard(index: u16, verdict: Verdict) -> ShardView {
         uptime_seconds: Some(7385),
         failures: 0,
         leaving: Vec::new(),
-        pools: vec![PoolName::new("www")],
+        pools: Arc::new(vec![PoolName::new("www")]),
     }
 }
 
@@ -57,13 +59,13 @@ fn snapshot() -> Snapshot {
         uptime_seconds: 200_000,
         healthy: false,
         shards: vec![shard(1, Verdict::Ready), second, third],
-        pools: vec![PoolView {
+        pools: Arc::new(vec![PoolView {
             pool: PoolName::new("www"),
             group: GroupName::new("default"),
             routing: Routing::Split,
             listeners: vec![listener("/run/php/www.sock", 1, 0), listener("/run/polyfpm/php8.2/www.2.sock", 2, 12)],
             workers: 32,
-        }],
+        }]),
         quarantined: vec![Quarantined {
             pool: PoolName::new("bad\x1b[2J"),
             problem: Problem::error("unknown key 'pm.max_childen'").at("/etc/php/8.2/fpm/pool.d/bad.conf", 9),
@@ -114,7 +116,7 @@ fn verdicts_are_coloured_and_nothing_else_is_moved() {
 #[test]
 fn a_narrow_terminal_wraps_and_many_pools_are_a_number() {
     let mut many = snapshot();
-    many.pools = vec![many.pools[0].clone(); 21];
+    many.pools = Arc::new(vec![many.pools[0].clone(); 21]);
     let text = plain(&render(&many, Some(80)));
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     assert!(text.contains("21 pools: see --json"), "{text}");

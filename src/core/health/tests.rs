@@ -295,4 +295,30 @@ proptest! {
             prop_assert_ne!(health.verdict(at(second), &SETTINGS), Verdict::Hung);
         }
     }
+
+    #[test]
+    fn a_calm_look_changes_what_a_close_one_would(
+        looks in prop::collection::vec(
+            (prop::option::of(0_u64..3), prop::collection::vec(any_pool(), 2), 0_u8..4, any::<bool>(), 1_u64..3), 1..40
+        )
+    ) {
+        let (mut close, mut cheap, mut before) = (ShardHealth::default(), ShardHealth::default(), None);
+        for (second, (requests, pools, queued, asked, generation)) in looks.into_iter().enumerate() {
+            let second = second as u64 * 2;
+            let pools: Vec<PoolSample> = pools.into_iter().zip(["a", "b"]).map(|(seen, name)| {
+                let queue = if queued == 0 { seen.queue } else { Some(QueueDepth { now: 0, max: 511 }) };
+                let probe = if asked { seen.probe } else { Probe::NotAsked };
+                PoolSample { pool: PoolName::new(name), connections: None, shared: false, queue, probe, ..seen }
+            }).collect();
+            let queues: Vec<_> = pools.iter().map(|seen| seen.queue).collect();
+            let calm = queued > 0 && !asked && before.as_ref() == Some(&queues);
+            before = Some(queues);
+            let look = Sample { generation: Generation(generation), ..sample(requests.and_then(|sum| beat(second, 1, 2, sum)), pools) };
+            if !(calm && cheap.observe_calm(look.generation, look.beat, at(second))) {
+                cheap.observe(look.clone(), at(second));
+            }
+            close.observe(look, at(second));
+            prop_assert_eq!(format!("{close:?}"), format!("{cheap:?}"));
+        }
+    }
 }

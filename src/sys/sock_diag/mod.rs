@@ -17,7 +17,7 @@ mod codec;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
@@ -87,11 +87,16 @@ fn step(step: &'static str) -> impl Fn(Errno) -> DiagError {
 /// # Errors
 /// When the kernel's statistics cannot be read.
 pub fn unix_queues(inodes: &[u64]) -> Result<HashMap<u64, QueueDepth>, DiagError> {
-    let mut queues = HashMap::new();
+    let mut wanted = inodes.to_vec();
+    wanted.sort_unstable();
+    let mut queues = HashMap::with_capacity(wanted.len());
     let mut take = |body: &[u8]| {
         let socket = codec::unix_socket(body)?;
-        if let Some((now, max)) = socket.queue {
-            queues.insert(u64::from(socket.inode), QueueDepth { now, max });
+        let inode = u64::from(socket.inode);
+        if let Some((now, max)) = socket.queue
+            && wanted.binary_search(&inode).is_ok()
+        {
+            queues.insert(inode, QueueDepth { now, max });
         }
         Ok(())
     };
@@ -103,8 +108,6 @@ pub fn unix_queues(inodes: &[u64]) -> Result<HashMap<u64, QueueDepth>, DiagError
         return Ok(queues);
     }
     Channel::open()?.ask(&codec::unix_all(LISTENING, SHOW_QUEUE, SEQUENCE), Answer::Dump, &mut take)?;
-    let wanted: BTreeSet<u64> = inodes.iter().copied().collect();
-    queues.retain(|inode, _| wanted.contains(inode));
     Ok(queues)
 }
 

@@ -21,7 +21,7 @@ fn snapshot(uptime_seconds: u64) -> Arc<Snapshot> {
         uptime_seconds,
         healthy: true,
         shards: Vec::new(),
-        pools: Vec::new(),
+        pools: Arc::default(),
         quarantined: Vec::new(),
         nginx: NginxView { state: "off".to_owned(), detail: None, reloads: 0 },
         job: None,
