@@ -11,7 +11,7 @@ use super::report::{self, Format};
 use super::{check, plan, remote, upstream};
 use crate::edge::settings;
 use crate::model::wire;
-use crate::runtime::draft::{self, Draft, ReadingInput, Trials};
+use crate::runtime::draft::{self, Draft, Fault, ReadingInput, Trials};
 use crate::runtime::{self, RunError};
 use crate::sys::children::{Children, Subreaper};
 use crate::sys::lock::LockError;
@@ -167,9 +167,9 @@ fn with_draft(file: &Path, act: impl FnOnce(&Draft, &Bench) -> Exit) -> Exit {
     };
     match bench.runtime.block_on(draft::read(&bench.children, &input)) {
         Ok(draft) => act(&draft, &bench),
-        Err(problems) => {
-            report::problems(&problems);
-            Exit::Config
+        Err(unread) => {
+            report::problems(&unread.problems);
+            if unread.fault == Fault::Host { Exit::NotAchieved } else { Exit::Config }
         }
     }
 }

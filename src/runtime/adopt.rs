@@ -327,31 +327,62 @@ impl Supervisor {
     }
 
     /// Writes what a later supervisor needs to adopt a master. One without it would be told to finish.
-    pub(super) fn write_master(&self, directory: &Path, state: &MasterState) {
-        if let Err(error) = state::write(&directory.join("master.json"), state) {
-            let (shard, generation) = (&state.shard, state.generation.0);
-            tracing::warn!(%shard, gen = generation, error = %super::chain(&error), "master cannot be adopted later");
-        }
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(super) fn write_master(&self, directory: &Path, state: &MasterState) -> Result<(), state::StateError> {
+        let result = state::write(&directory.join("master.json"), state);
         fault::point(if state.pid.is_none() { "intent recorded" } else { "master recorded" });
+        result
     }
 
-    /// Writes the instance's state if it has changed. A full disk is told once and changes nothing that runs.
+    /// Writes the instance's state if it has changed, and what could not be written before. A full disk is told once and
+    /// changes nothing that runs.
     pub(super) fn write_state(&mut self) {
+        let path = self.settings.runtime_directory.join("state.json");
         let state = self.instance_state();
-        if self.written.as_ref() == Some(&state) {
-            return;
+        if self.written.as_ref() != Some(&state) || self.unwritten.contains_key(&path) {
+            let result = state::write(&path, &state);
+            self.written = result.is_ok().then_some(state);
+            self.note_written(path, result);
         }
-        match state::write(&self.settings.runtime_directory.join("state.json"), &state) {
-            Ok(()) => self.written = Some(state),
-            Err(error) => tracing::warn!(error = %super::chain(&error), "state was not written"),
+        for path in self.unwritten.keys().cloned().collect::<Vec<_>>() {
+            let master = self.masters.values().find(|master| path.starts_with(&master.directory));
+            if path.ends_with("plan.json") {
+                self.write_plan();
+            } else if let Some(master) = master {
+                let state = MasterState::of(&master.id, master.pid, &master.sockets, &master.blueprint);
+                let result = self.write_master(&master.directory, &state);
+                self.note_written(path, result);
+            } else if !path.ends_with("state.json") {
+                self.unwritten.remove(&path);
+            }
         }
         fault::point("state written");
     }
 
     /// Writes the plan, so that a later supervisor leaves pools where they are.
-    pub(super) fn write_plan(&self) {
-        if let Err(error) = state::write(&self.settings.runtime_directory.join("plan.json"), &self.draft.plan) {
-            tracing::warn!(error = %super::chain(&error), "plan was not written");
+    pub(super) fn write_plan(&mut self) {
+        let path = self.settings.runtime_directory.join("plan.json");
+        let result = state::write(&path, &self.draft.plan);
+        self.note_written(path, result);
+    }
+
+    /// Keeps account of the state files that could not be written.
+    pub(super) fn note_written(&mut self, path: PathBuf, result: Result<(), state::StateError>) {
+        match result {
+            Ok(()) => {
+                if self.unwritten.remove(&path).is_some() {
+                    tracing::info!(path = %path.display(), "state file was written in the end");
+                }
+            }
+            Err(error) => {
+                let text = super::chain(&error);
+                if self.unwritten.get(&path) != Some(&text) {
+                    tracing::warn!(error = text, "state file was not written");
+                }
+                self.unwritten.insert(path, text);
+            }
         }
     }
 

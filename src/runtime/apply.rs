@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use super::calls::{ActiveCall, Followed};
-use super::draft::{self, Draft, DraftResult, ReadingInput, Trials};
+use super::draft::{self, Draft, DraftResult, Fault, ReadingInput, Trials, Unread};
 use super::events::Event;
 use super::quiet::Kept;
 use super::supervisor::Supervisor;
@@ -116,12 +116,12 @@ impl Supervisor {
         }
         let draft = match result {
             Ok(draft) => draft,
-            Err(problems) => {
-                for problem in &problems {
+            Err(unread) => {
+                for problem in &unread.problems {
                     tracing::error!(problem = %problem, "reload refused");
                 }
                 if let Some(replies) = replies {
-                    replies.finish(refusal(&problems));
+                    replies.finish(refusal(&unread));
                 }
                 self.tell_reloaded();
                 return;
@@ -184,14 +184,23 @@ impl Supervisor {
     }
 }
 
-fn refusal(problems: &[crate::model::problem::Problem]) -> Reply {
-    let causes: Vec<String> =
-        problems.iter().filter(|problem| problem.severity == crate::model::problem::Severity::Error).map(ToString::to_string).collect();
+fn refusal(unread: &Unread) -> Reply {
+    let errors = unread.problems.iter().filter(|problem| problem.severity == crate::model::problem::Severity::Error);
+    let (code, message, hint) = match unread.fault {
+        Fault::Files => (
+            ErrorCode::Config,
+            "settings or pool files are wrong; nothing was changed",
+            "run polyfpm check for every problem with its remedy",
+        ),
+        Fault::Host => {
+            (ErrorCode::Failed, "what is written could not be tried; nothing was changed", "mend the cause and run the command again")
+        }
+    };
     Reply::Error {
-        code: ErrorCode::Config,
-        message: "settings or pool files are wrong; nothing was changed".to_owned(),
-        causes,
-        hint: Some("run polyfpm check for every problem with its remedy".to_owned()),
+        code,
+        message: message.to_owned(),
+        causes: errors.map(ToString::to_string).collect(),
+        hint: Some(hint.to_owned()),
         job: None,
         shards: Vec::new(),
     }

@@ -106,7 +106,7 @@ pub fn run(file: &Path) -> Result<(), RunError> {
         };
         let outcome = match draft::read(&children, &input).await {
             Ok(draft) => supervise(draft, children, signals).await,
-            Err(problems) => Err(RunError::Problems(problems)),
+            Err(unread) => Err(RunError::Problems(unread.problems)),
         };
         leave_instance(lock, &settings);
         outcome
@@ -194,6 +194,7 @@ impl Supervisor {
             alive_due: Moment::START,
             snapshot_dirty: true,
             written: None,
+            unwritten: BTreeMap::new(),
             barred: super::barred::Barred::default(),
             takeover: None,
             waiting_takeover: None,

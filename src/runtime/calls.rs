@@ -235,7 +235,13 @@ impl Supervisor {
         let Ended { job, kind, failure, shards, took } = ended;
         self.takeover_applied(failure.as_ref());
         let (verb, took_ms) = (kind.word(), u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
+        // What a later supervisor has to know of it is part of the job.
+        self.write_state();
         let answer = match failure {
+            None if !self.unwritten.is_empty() => {
+                tracing::error!(job, verb, took_ms, "job done and not written down");
+                self.not_written_down(shards)
+            }
             None => {
                 tracing::info!(job, verb, took_ms, "job done");
                 Reply::Done { message: done_message(&kind, &shards, self.draft.plan.quarantined.len()), shards }
@@ -243,7 +249,9 @@ impl Supervisor {
             Some(failure) => {
                 let whose = failure.shard.as_ref().map(ToString::to_string).unwrap_or_default();
                 tracing::error!(job, verb, took_ms, shard = whose, why = failure.why, "job failed");
-                failed(&failure, shards)
+                let about_nginx = failure.shard.is_none() && self.nginx.failure().is_some();
+                let hint = about_nginx.then(|| "the shards run as read; mend the cause and run polyfpm reload".to_owned());
+                failed(&failure, shards, hint)
             }
         };
         if matches!(&self.call, Some(ActiveCall { what: Followed::Job(number), .. }) if *number == job)
@@ -255,6 +263,17 @@ impl Supervisor {
         self.sockets.end_gathering();
         if kind == JobKind::Apply {
             self.tell_reloaded();
+        }
+    }
+
+    fn not_written_down(&self, shards: Vec<ShardRuns>) -> Reply {
+        Reply::Error {
+            code: ErrorCode::Failed,
+            message: "what was done runs, and was not written down for a later supervisor".to_owned(),
+            causes: self.unwritten.values().cloned().collect(),
+            hint: Some("make the directory writable, with room, and run the command again".to_owned()),
+            job: None,
+            shards,
         }
     }
 
@@ -347,7 +366,7 @@ fn bad_pools(count: usize) -> String {
     }
 }
 
-fn failed(failure: &JobFailure, shards: Vec<ShardRuns>) -> Reply {
+fn failed(failure: &JobFailure, shards: Vec<ShardRuns>, hint: Option<String>) -> Reply {
     let message = match (&failure.shard, failure.generation) {
         (Some(shard), Some(generation)) => format!("start {shard}#{generation}"),
         (Some(shard), None) => format!("change {shard}"),
@@ -355,9 +374,9 @@ fn failed(failure: &JobFailure, shards: Vec<ShardRuns>) -> Reply {
     };
     let causes = if failure.shard.is_some() { vec![failure.why.clone()] } else { Vec::new() };
     let serves = shards.iter().any(|runs| failure.shard.as_ref() == Some(&runs.shard) && runs.generation.is_some());
-    let hint = failure.shard.is_some().then(|| {
+    let hint = hint.or_else(|| {
         let state = if serves { "the old master still serves" } else { "no master serves this shard" };
-        format!("{state}; mend the cause and run the command again")
+        failure.shard.is_some().then(|| format!("{state}; mend the cause and run the command again"))
     });
     Reply::Error { code: ErrorCode::Failed, message, causes, hint, job: None, shards }
 }

@@ -4,7 +4,7 @@
 //! what differs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -71,7 +71,31 @@ pub struct Draft {
 }
 
 /// A reading's end: a draft, or every error that stands in its way.
-pub type DraftResult = Result<Draft, Vec<Problem>>;
+pub type DraftResult = Result<Draft, Unread>;
+
+/// Why nothing came of a reading.
+#[derive(Debug)]
+pub struct Unread {
+    /// What stands in its way, and what else was found.
+    pub problems: Vec<Problem>,
+    /// Where the fault lies.
+    pub fault: Fault,
+}
+
+/// Where the fault of a failed reading lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// In what is written, or in what that names.
+    Files,
+    /// In the host: no room, no descriptors, no processes.
+    Host,
+}
+
+impl From<Vec<Problem>> for Unread {
+    fn from(problems: Vec<Problem>) -> Self {
+        Self { problems, fault: Fault::Files }
+    }
+}
 
 /// What a reading starts from.
 #[derive(Debug, Clone)]
@@ -103,21 +127,18 @@ pub async fn read(children: &Children, input: &ReadingInput) -> DraftResult {
     let loaded = settings_file::load_for_masters(&input.file)?;
     let (settings, mut problems) = (Rc::new(loaded.settings), loaded.problems);
     let tool = Tool::new(children.clone(), settings.php.clone(), fpm::environment(&settings.php, std::env::vars_os()));
-    let refused = |problems: &[Problem], error: &dyn std::error::Error| {
-        let problem = Problem::error(super::chain(error)).at(&input.file, 0);
-        [problems, &[problem.remedy("set php.binary and php.config to those of this installation")]].concat()
-    };
+    let refused = |problems: &[Problem], error: &(dyn std::error::Error + 'static)| refused(&input.file, problems, error);
     let files = async {
         let mut build = fpm::probe(&tool).await.map_err(|error| refused(&problems, &error))?;
         let found = fpm::read_files(&tool, &mut build).await.map_err(|error| refused(&problems, &error))?;
-        Ok::<_, Vec<Problem>>((build, found))
+        Ok::<_, Unread>((build, found))
     };
     let (files, nginx, installation, complaints) =
         tokio::join!(files, probe_nginx(children, &settings), fpm::installation(&tool), fpm::startup_complaints(&tool));
     let (build, found) = files?;
     problems.extend(found.reading.problems.iter().chain(&found.reading.further).cloned());
     if found.reading.problems.iter().any(|problem| problem.severity == Severity::Error) {
-        return Err(problems);
+        return Err(problems.into());
     }
     let installation = installation.map_err(|error| refused(&problems, &error))?;
     problems.extend(nginx.iter().flat_map(|state| state.problems.iter().cloned()));
@@ -155,6 +176,32 @@ pub async fn read(children: &Children, input: &ReadingInput) -> DraftResult {
     let keepalive = keepalive_waits(&made.plan, workshop.nginx.as_ref(), &workshop.settings);
     let Workshop { settings, build, files, nginx, .. } = workshop;
     Ok(Draft { settings, build, files, nginx, plan: made.plan, blueprints: made.blueprints, keepalive, complaints, problems, watched })
+}
+
+fn refused(file: &Path, problems: &[Problem], error: &(dyn std::error::Error + 'static)) -> Unread {
+    let problem = Problem::error(super::chain(error));
+    let (fault, problem) = if is_hosts(error) {
+        (Fault::Host, problem.remedy("give the host what it lacks"))
+    } else {
+        (Fault::Files, problem.at(file, 0).remedy("set php.binary and php.config to those of this installation"))
+    };
+    Unread { problems: [problems, &[problem]].concat(), fault }
+}
+
+/// Tells whether an error is the host's: it has no room, descriptors, memory or processes left, or lets nobody write.
+fn is_hosts(error: &(dyn std::error::Error + 'static)) -> bool {
+    use nix::errno::Errno;
+    const WANTS: [Errno; 8] =
+        [Errno::ENOSPC, Errno::EROFS, Errno::EDQUOT, Errno::EMFILE, Errno::ENFILE, Errno::EAGAIN, Errno::ENOMEM, Errno::EIO];
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let system = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error).map(Errno::from_raw);
+        if system.or_else(|| error.downcast_ref::<Errno>().copied()).is_some_and(|errno| WANTS.contains(&errno)) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// Reports what PHP starts without.

@@ -19,7 +19,7 @@ use super::events::Event;
 use super::fault;
 use super::master::Master;
 use super::sockets::{Binding, SocketError, SocketSet};
-use super::state::MasterState;
+use super::state::{MasterState, StateError};
 use super::supervisor::Supervisor;
 use crate::core::shard;
 use crate::edge::fastcgi;
@@ -71,6 +71,9 @@ pub(super) enum LaunchError {
     /// The process could not be started.
     #[error(transparent)]
     Spawn(#[from] SpawnError),
+    /// What a later supervisor needs to adopt it could not be written.
+    #[error(transparent)]
+    State(#[from] StateError),
 }
 
 struct StatusSocket {
@@ -95,13 +98,20 @@ impl Supervisor {
             self.write_state();
         }
         // Before the process: one that runs must be known, wherever we end.
-        self.write_master(&directory, &MasterState::of(id, None, &set, blueprint));
+        if let Err(error) = self.write_master(&directory, &MasterState::of(id, None, &set, blueprint))
+            && sockets != shard::Sockets::Held
+        {
+            // One that could not be adopted takes nothing over from one that can. Where nobody serves, it is better than nobody.
+            self.sockets.release(set);
+            return Err(error.into());
+        }
         match self.start_process(id, &directory, &set, blueprint) {
             Ok((child, status, notify)) => {
                 let pid = child.pid();
                 let tasks = self.follow(id, child, notify, (&status, blueprint));
                 let status = status.into_iter().map(|socket| (socket.pool, socket.path)).collect();
-                self.write_master(&directory, &MasterState::of(id, Some(pid), &set, blueprint));
+                let recorded = self.write_master(&directory, &MasterState::of(id, Some(pid), &set, blueprint));
+                self.note_written(directory.join("master.json"), recorded);
                 let blueprint = Rc::clone(blueprint);
                 let pools = Arc::new(blueprint.plan.pools().cloned().collect());
                 let pid_number = u32::try_from(pid.as_raw()).unwrap_or_default();

@@ -80,6 +80,13 @@ impl NginxBook {
         self.view.clone()
     }
 
+    /// Says why the include is not what it should be, where that is so. NGINX that is not there, does not run or is broken
+    /// without the include is no failure of ours.
+    pub(super) fn failure(&self) -> Option<String> {
+        let NginxView { state, detail, .. } = &self.view;
+        (state == "failed").then(|| detail.clone().unwrap_or_else(|| "the NGINX include was not taken".to_owned()))
+    }
+
     /// Tells whether the include names an endpoint, or NGINX workers from before the last reload may.
     pub(super) fn names(&self, endpoint: &Endpoint) -> bool {
         self.names.contains(endpoint) || self.lingering.contains(endpoint)
@@ -125,7 +132,10 @@ impl Supervisor {
             self.carry_out(actions);
             return;
         }
-        let actions = self.fleet.nginx_done(self.now());
+        let actions = match self.nginx.failure() {
+            Some(why) => self.fleet.nginx_failed(&why, self.now()),
+            None => self.fleet.nginx_done(self.now()),
+        };
         self.carry_out(actions);
     }
 }

@@ -4,6 +4,7 @@
 //! [`Event`](super::events::Event) with the generation it was about.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -94,6 +95,8 @@ pub(super) struct Supervisor {
     pub(super) waiting_takeover: Option<(Option<String>, super::takeover::Earnest, ReplySink)>,
     /// The state as last written.
     pub(super) written: Option<super::state::InstanceState>,
+    /// The state files that could not be written, and why: tried again until they can.
+    pub(super) unwritten: BTreeMap<PathBuf, String>,
 }
 
 impl Supervisor {

@@ -180,7 +180,16 @@ impl Fleet {
         Ok((self.jobs, actions))
     }
 
-    /// Hears that the NGINX step has ended, well or badly: PHP never waits for NGINX.
+    /// Hears that the NGINX step has failed: the job goes on, as PHP never waits for NGINX, and ends as a failed one.
+    #[must_use]
+    pub fn nginx_failed(&mut self, why: &str, now: Moment) -> Vec<FleetAction> {
+        if let Some(Job { stage: JobStage::Nginx { .. }, failure: failure @ None, .. }) = &mut self.job {
+            *failure = Some(JobFailure { shard: None, generation: None, why: why.to_owned() });
+        }
+        self.nginx_done(now)
+    }
+
+    /// Hears that the NGINX step has ended.
     #[must_use]
     pub fn nginx_done(&mut self, now: Moment) -> Vec<FleetAction> {
         let mut actions = Vec::new();

@@ -341,6 +341,22 @@ fn an_apply_that_fails_brings_nginx_up_to_date_and_retires_nothing() {
 }
 
 #[test]
+fn an_nginx_step_that_fails_holds_nobody_up_and_fails_the_job_at_its_end() {
+    let mut bench = Bench::serving(2);
+    bench.begin(JobOrder { retire: vec![id(2)], ..order(JobKind::Apply, &[], NginxStep::Last) });
+    bench.actions = bench.fleet.nginx_failed("no room", bench.now);
+    let why = |why: &str| Some(JobFailure { shard: None, generation: None, why: why.to_owned() });
+    assert_eq!(bench.finished().unwrap().0, why("no room"));
+    assert_eq!(bench.generation(2), Some(1), "NGINX may still name it");
+
+    bench.begin(order(JobKind::Drain, &[1], NginxStep::First));
+    bench.actions = bench.fleet.nginx_failed("no room", bench.now);
+    assert_eq!(bench.generation(1), None, "its path is lent");
+    bench.quiet(1, 1);
+    assert_eq!(bench.finished().unwrap().0, why("no room"));
+}
+
+#[test]
 fn an_apply_retires_after_nginx_has_forgotten() {
     let mut bench = Bench::serving(2);
     bench.begin(JobOrder { retire: vec![id(2)], ..order(JobKind::Apply, &[], NginxStep::Last) });

@@ -10,7 +10,7 @@ use crate::model::host::{FpmBuild, Version};
 use crate::sys::children::{Exit, RunError};
 
 use super::messages::complaints;
-use super::scratch::Scratch;
+use super::scratch::{Scratch, ScratchError};
 use super::{Mode, Tool};
 
 /// Says why nothing could be learned from a binary.
@@ -21,7 +21,7 @@ pub enum ProbeError {
     Run(#[from] RunError),
     /// A file for it could not be written.
     #[error("write a configuration for php-fpm to test")]
-    Write(#[from] io::Error),
+    Write(#[from] ScratchError),
     /// It is something else.
     #[error("'{program}' is no php-fpm: it answers '{answer}'")]
     NotFpm {
@@ -114,9 +114,13 @@ fn version(printed: &[u8]) -> Option<Version> {
 /// A pool every php-fpm accepts. The user is a number, so that no name need exist.
 const POOL: &str = "[polyfpm]\nlisten = /polyfpm-probe\nuser = 65534\ngroup = 65534\npm = static\npm.max_children = 1\n";
 
-fn minimal(scratch: &Scratch, global: &str, pool: &str) -> io::Result<std::path::PathBuf> {
+fn minimal(scratch: &Scratch, global: &str, pool: &str) -> Result<std::path::PathBuf, ScratchError> {
     let log = crate::text::fpm::quote(&scratch.path().join("log").to_string_lossy());
-    let log = log.ok_or_else(|| io::Error::other("the directory for temporary files has a name php-fpm cannot read"))?;
+    let log = log.ok_or_else(|| ScratchError {
+        step: "name a file in",
+        path: scratch.path().to_owned(),
+        source: io::Error::other("the directory for temporary files has a name php-fpm cannot read"),
+    })?;
     scratch.write("php-fpm.conf", format!("[global]\nerror_log = {log}\n{global}\n{POOL}{pool}\n").as_bytes())
 }
 

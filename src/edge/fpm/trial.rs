@@ -1,7 +1,6 @@
 //! Has php-fpm itself test a shard's configuration, and finds the pools it refuses.
 
 use std::collections::VecDeque;
-use std::io;
 
 use crate::model::plan::{Placement, ShardPlan};
 use crate::model::pool::{Origin, Pool, PoolFiles, Quarantined};
@@ -10,7 +9,7 @@ use crate::sys::children::{Exit, RunError};
 use crate::text::fpm::{RenderError, Rendered, ShardChoices, render_trial};
 
 use super::messages::{complaints, line_number};
-use super::scratch::Scratch;
+use super::scratch::{Scratch, ScratchError};
 use super::{Mode, Tool};
 
 /// php-fpm's verdict on a configuration.
@@ -35,7 +34,7 @@ pub enum TrialError {
     Run(#[from] RunError),
     /// The file could not be written.
     #[error("write a shard's configuration for a test")]
-    Write(#[from] io::Error),
+    Write(#[from] ScratchError),
     /// The configuration cannot be written.
     #[error("make a shard's configuration")]
     Render(#[from] RenderError),

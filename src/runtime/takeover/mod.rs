@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use nix::sys::signal::Signal;
 
-use super::draft::DraftResult;
+use super::draft::{DraftResult, Unread};
 use super::events::Event;
 use super::supervisor::{Phase, Supervisor};
 use crate::core::fleet::JobFailure;
@@ -279,7 +279,7 @@ impl Supervisor {
                 let order = self.adopt(draft);
                 self.begin(order, None);
             }
-            Err(problems) => {
+            Err(Unread { problems, .. }) => {
                 let first = problems.iter().find(|problem| problem.severity == crate::model::problem::Severity::Error);
                 let why = first.or(problems.first()).map(ToString::to_string).unwrap_or_default();
                 takeover.stage = Stage::Ended(Err(format!("settings or pool files are wrong: {why}")));

@@ -2,6 +2,7 @@
 //!
 //! What is ours goes on, the next change says what it could not do, and once the fault is gone the same command succeeds.
 
+mod disk;
 mod nginx;
 
 use std::time::Duration;

@@ -2,6 +2,7 @@
 //!
 //! Everything a test starts is its own: a directory, ports, process groups. When the test ends, nothing of it may be left.
 
+mod disk;
 mod fastcgi;
 mod ground;
 mod kernel;
@@ -15,6 +16,7 @@ mod verdict;
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
+pub(crate) use disk::Disk;
 pub(crate) use fastcgi::{Answer, Call, Peer, Request};
 pub(crate) use ground::Ground;
 pub(crate) use kernel::{Queue, accepted, holds, queue};
