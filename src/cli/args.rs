@@ -135,6 +135,21 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Give the sockets back to a plain php-fpm, with no request lost, and end the supervisor
+    #[command(
+        after_help = "Example:\n  polyfpm handback --dry-run\n  polyfpm handback\n  polyfpm handback -- /usr/sbin/php-fpm8.2 --daemonize --fpm-config /etc/php/8.2/fpm/php-fpm.conf\n\nA failure on the way puts everything back, and the command ends with 1."
+    )]
+    Handback {
+        /// Tell the steps and take none
+        #[arg(long)]
+        dry_run: bool,
+        /// Print the steps as JSON, one object a line
+        #[arg(long)]
+        json: bool,
+        /// What to start; without it, php.binary with php.config as a daemon
+        #[arg(value_name = "COMMAND", last = true)]
+        command: Vec<String>,
+    },
     /// Print the NGINX include with an upstream for each pool
     #[command(
         after_help = "Example:\n  polyfpm upstream\n  polyfpm upstream --write\n\nWith --write the include is tested within NGINX's whole configuration first and put back when NGINX refuses it."

@@ -54,6 +54,7 @@ fn local_command(file: &Path, command: &Command) -> Exit {
         | Command::Stop
         | Command::Reopen
         | Command::Takeover { .. }
+        | Command::Handback { .. }
         | Command::Completion { .. } => Exit::Bug,
     }
 }
@@ -82,6 +83,9 @@ fn remote_of(command: &Command) -> Option<(wire::Command, Format)> {
         Command::Drain { shard } => (wire::Command::Drain { shard: shard.clone() }, Format::Text),
         Command::Stop => (wire::Command::Stop, Format::Text),
         Command::Reopen => (wire::Command::Reopen, Format::Text),
+        Command::Handback { dry_run, json, command } => {
+            (wire::Command::Handback { argv: command.clone(), dry_run: *dry_run }, Format::json_if(*json))
+        }
         Command::Takeover { from, dry_run, json } => {
             (wire::Command::Takeover { from: from.clone(), dry_run: *dry_run }, Format::json_if(*json))
         }

@@ -86,6 +86,15 @@ pub enum Command {
         #[serde(default)]
         dry_run: bool,
     },
+    /// Give the sockets back to a plain php-fpm and end.
+    Handback {
+        /// The program to start and its arguments; without it, this instance's php-fpm as a daemon.
+        #[serde(default)]
+        argv: Vec<String>,
+        /// Tell the steps and take none.
+        #[serde(default)]
+        dry_run: bool,
+    },
 }
 
 impl Command {
@@ -101,6 +110,7 @@ impl Command {
             Self::Stop => "stop",
             Self::Reopen => "reopen",
             Self::Takeover { .. } => "takeover",
+            Self::Handback { .. } => "handback",
         }
     }
 

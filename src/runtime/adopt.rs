@@ -90,6 +90,7 @@ impl Supervisor {
             }
         }
         self.dismiss_strays(&root.join("m"));
+        self.share_recalled();
         self.take_over(instance.as_ref());
         count
     }
@@ -154,8 +155,9 @@ impl Supervisor {
     ) -> io::Result<Held> {
         // Masters of a shard, and shards of a pool, share sockets: one descriptor of ours for each.
         let known = self.masters.values().flat_map(|master| &master.sockets).find(|held| held.listener.inode == socket.inode);
+        let known = known.map(|held| &held.listener).or_else(|| self.sockets.theirs_by_inode(socket.inode));
         let listener = match known {
-            Some(held) => Arc::clone(&held.listener),
+            Some(listener) => Arc::clone(listener),
             None => {
                 let fd = process.fetch(number)?;
                 let file = socket.file.as_ref().map(|file| (file.path.as_path(), FileId { device: file.device, inode: file.inode }));

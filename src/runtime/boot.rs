@@ -124,6 +124,7 @@ async fn supervise(draft: Draft, children: Children, mut signals: Signals) -> Re
     super::leftovers::sweep(&supervisor.draft.plan);
     supervisor.watch_files();
     supervisor.write_plan();
+    supervisor.recall_takeover();
     let adoption = supervisor.adopt_all();
     if adoption != adopt::AdoptionCount::default() {
         let adopt::AdoptionCount { adopted, orphaned, refused } = adoption;
@@ -197,6 +198,7 @@ impl Supervisor {
             unwritten: BTreeMap::new(),
             barred: super::barred::Barred::default(),
             takeover: None,
+            handback: None,
             waiting_takeover: None,
             settings,
         }
@@ -253,6 +255,7 @@ impl Supervisor {
             Event::NginxSettled { reload } => self.nginx_settled(reload),
             Event::Kept { job, waits } => self.kept.answered(job, waits),
             Event::Found(found) => self.foreign_found(*found),
+            Event::Handed(result) => self.handed(result),
             Event::Passed(result) => self.step_passed(result),
             Event::Changed(paths) => self.files_changed(&paths),
         }
@@ -309,6 +312,7 @@ impl Supervisor {
         self.finish_boot();
         self.take_up_pending();
         self.advance_takeover();
+        self.advance_handback();
         if self.snapshot_due().is_some_and(|due| now >= due) || std::mem::take(&mut self.snapshot_dirty) {
             self.snapshot_due = now.after(SNAPSHOT_PERIOD);
             self.publish_snapshot();

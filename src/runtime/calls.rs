@@ -101,6 +101,9 @@ impl Supervisor {
             Command::Takeover { from, dry_run } => {
                 self.takeover(from, if dry_run { Earnest::Tell } else { Earnest::Do }, replies);
             }
+            Command::Handback { argv, dry_run } => {
+                self.handback(&argv, if dry_run { Earnest::Tell } else { Earnest::Do }, replies);
+            }
         }
     }
 
@@ -215,7 +218,7 @@ impl Supervisor {
                 step: "reading settings and pool files".to_owned(),
             })
         };
-        self.fleet.job().or_else(reading).or_else(|| self.takeover_view())
+        self.fleet.job().or_else(reading).or_else(|| self.takeover_view()).or_else(|| self.handback_view())
     }
 
     /// Passes a step of the job to whoever follows it.
@@ -302,6 +305,7 @@ impl Supervisor {
         self.phase = Phase::Stopping;
         self.pending = Pending::Nothing;
         self.abandon_takeover();
+        self.abandon_handback();
         told(self.service.stopping());
         let actions = self.fleet.stop(self.now());
         self.carry_out(actions);

@@ -66,6 +66,8 @@ pub(super) enum Event {
     },
     /// A php-fpm that is to be taken over was looked for.
     Found(Box<Result<super::takeover::Foreign, super::takeover::FindError>>),
+    /// A step of a hand-back has ended; it may have started the php-fpm that goes on.
+    Handed(Result<Option<super::handback::Started>, String>),
     /// A step of a take-over has ended.
     Passed(Result<(), String>),
     /// Files that are watched have changed.

@@ -357,13 +357,18 @@ fn socket_key(plan: &ListenerPlan) -> String {
     }
 }
 
-fn master_environment(blueprint: &Blueprint, names: &[(String, i32)], notify: Option<&NotifySocket>) -> Vec<(OsString, OsString)> {
-    let mut environment = blueprint.environment.clone();
-    for (number, chunk) in names.chunks(SOCKETS_PER_VARIABLE).enumerate() {
+/// Gives the variables that tell a master of its sockets.
+pub(super) fn socket_variables(names: &[(String, i32)]) -> impl Iterator<Item = (OsString, OsString)> + '_ {
+    names.chunks(SOCKETS_PER_VARIABLE).enumerate().map(|(number, chunk)| {
         let name = if number == 0 { "FPM_SOCKETS".to_owned() } else { format!("FPM_SOCKETS_{number}") };
         let value: Vec<String> = chunk.iter().map(|(alias, fd)| format!("{alias}={fd}")).collect();
-        environment.push((name.into(), value.join(",").into()));
-    }
+        (name.into(), value.join(",").into())
+    })
+}
+
+fn master_environment(blueprint: &Blueprint, names: &[(String, i32)], notify: Option<&NotifySocket>) -> Vec<(OsString, OsString)> {
+    let mut environment = blueprint.environment.clone();
+    environment.extend(socket_variables(names));
     if let Some(notify) = notify {
         environment.push(("NOTIFY_SOCKET".into(), notify.path().into()));
     }

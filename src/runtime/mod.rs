@@ -13,6 +13,7 @@ pub mod draft;
 mod events;
 mod examine;
 mod fault;
+mod handback;
 mod health;
 mod instance;
 mod journal;

@@ -87,6 +87,11 @@ impl NginxBook {
         (state == "failed").then(|| detail.clone().unwrap_or_else(|| "the NGINX include was not taken".to_owned()))
     }
 
+    /// Tells whether the include is being handled.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.under_way
+    }
+
     /// Tells whether the include names an endpoint, or NGINX workers from before the last reload may.
     pub(super) fn names(&self, endpoint: &Endpoint) -> bool {
         self.names.contains(endpoint) || self.lingering.contains(endpoint)
@@ -106,12 +111,19 @@ impl Supervisor {
         }
         self.nginx.under_way = true;
         let (children, events) = (self.children.clone(), self.events.clone());
-        let (draft, drained) = (Rc::clone(&self.draft), self.drained.clone());
+        let (draft, drained, fallbacks) = (Rc::clone(&self.draft), self.drained.clone(), self.fallbacks());
         drop(tokio::task::spawn_local(async move {
-            let report = step(&children, &draft, &drained).await;
+            let report = step(&children, &draft, &drained, &fallbacks).await;
             super::tell(&events, Event::Nginx(Box::new(report))).await;
         }));
         Vec::new()
+    }
+
+    /// Gives where upstreams lead that no pool has any more but something refers to (S11): to the pool's own place where another
+    /// php-fpm serves it. All others stay as they stand in the file.
+    fn fallbacks(&self) -> BTreeMap<String, Endpoint> {
+        let barred = self.barred.places().into_iter();
+        barred.map(|(pool, endpoint)| (crate::core::plan::upstream_name(&self.settings, &pool), endpoint)).collect()
     }
 
     /// Takes a step's end.
@@ -182,7 +194,7 @@ pub fn include_of(draft: &Draft) -> Option<Rendered> {
 
 /// Writes the include of a draft as the supervisor would; gives how NGINX stands then.
 pub async fn write_include(children: &Children, draft: &Draft) -> NginxView {
-    step(children, draft, &BTreeSet::new()).await.view
+    step(children, draft, &BTreeSet::new(), &BTreeMap::new()).await.view
 }
 
 fn include_for(draft: &Draft, state: &NginxState, drained: &BTreeSet<ShardId>) -> Option<Rendered> {
@@ -223,12 +235,21 @@ fn names_of(draft: &Draft, drained: &BTreeSet<ShardId>) -> BTreeSet<Endpoint> {
     servers.filter(|server| !server.shards.iter().all(|shard| drained.contains(shard))).map(|server| server.endpoint.clone()).collect()
 }
 
-/// Gives where upstreams lead that no pool has any more: nowhere new; they stay as they stand in the file (S11).
-fn no_fallbacks() -> BTreeMap<String, Endpoint> {
-    BTreeMap::new()
+/// Makes the include lead where a draft says and waits until no NGINX worker leads elsewhere.
+pub(super) async fn lead_where(children: Children, draft: Draft, drained: BTreeSet<ShardId>) -> Result<(), String> {
+    if draft.nginx.is_none() {
+        return Ok(());
+    }
+    let report = step(&children, &draft, &drained, &BTreeMap::new()).await;
+    let why = || report.view.detail.clone().unwrap_or_default();
+    if matches!(report.view.state.as_str(), "failed" | "broken") {
+        return Err(format!("NGINX's include: {}", why()));
+    }
+    let still = nginx::wait_old_workers(&report.old_workers, draft.settings.restart.drain_timeout).await;
+    if still.is_empty() { Ok(()) } else { Err(format!("{} NGINX workers go on with the former include", still.len())) }
 }
 
-async fn step(children: &Children, draft: &Draft, drained: &BTreeSet<ShardId>) -> NginxReport {
+async fn step(children: &Children, draft: &Draft, drained: &BTreeSet<ShardId>, fallbacks: &BTreeMap<String, Endpoint>) -> NginxReport {
     let settings = &draft.settings.nginx;
     // Its master and workers are those of now: NGINX may have been started or upgraded since the reading.
     let state = nginx::probe(children, settings).await;
@@ -238,8 +259,7 @@ async fn step(children: &Children, draft: &Draft, drained: &BTreeSet<ShardId>) -
     for refused in &rendered.refused {
         tracing::warn!(pool = %refused.pool, error = %super::chain(&refused.error), "upstream was not written");
     }
-    let fallbacks = no_fallbacks();
-    let wanted = Wanted { text: &rendered.text, fallbacks: &fallbacks, reload_time: RELOAD_TIME };
+    let wanted = Wanted { text: &rendered.text, fallbacks, reload_time: RELOAD_TIME };
     let applied = nginx::apply_include(children, settings, &state, wanted).await;
     for kept in &applied.kept {
         tracing::warn!(upstream = kept.name, uses = kept.used_at.len(), "upstream of a removed pool stays: something refers to it");

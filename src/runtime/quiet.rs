@@ -145,7 +145,9 @@ impl Supervisor {
             .iter()
             .filter(|held| !others.contains(&Arc::as_ptr(&held.listener)))
             .partition(|held| self.sockets.is_public(held));
-        if waiting_in(&alone) || self.may_be_used_again(&alone, watch) {
+        // What a php-fpm that goes on without us serves too does not wait for us.
+        let ours: Vec<&Held> = alone.iter().copied().filter(|held| !self.sockets.is_theirs(&held.listener)).collect();
+        if waiting_in(&ours) || self.may_be_used_again(&alone, watch) {
             return Some(Look::Waiting);
         }
         Some(match watch.why {

@@ -446,7 +446,7 @@ impl Sockets {
     pub(super) fn release(&mut self, set: SocketSet) {
         for held in set {
             let public = self.is_public(&held);
-            if public || Arc::strong_count(&held.listener) > 1 {
+            if public || self.is_theirs(&held.listener) || Arc::strong_count(&held.listener) > 1 {
                 continue;
             }
             match &held.plan.endpoint {

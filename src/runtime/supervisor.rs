@@ -91,7 +91,9 @@ pub(super) struct Supervisor {
     pub(super) kept: super::quiet::Kept,
     /// The take-over under way.
     pub(super) takeover: Option<super::takeover::Takeover>,
-    /// One that was asked for before every shard had started.
+    /// The hand-back under way.
+    pub(super) handback: Option<super::handback::Handback>,
+    /// A take-over that was asked for before every shard had started.
     pub(super) waiting_takeover: Option<(Option<String>, super::takeover::Earnest, ReplySink)>,
     /// The state as last written.
     pub(super) written: Option<super::state::InstanceState>,

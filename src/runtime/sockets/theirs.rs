@@ -36,4 +36,14 @@ impl Sockets {
             self.retiring.remove(&endpoint);
         }
     }
+
+    /// Finds a shared listener by its socket's inode.
+    pub(in crate::runtime) fn theirs_by_inode(&self, inode: u64) -> Option<&Arc<Listener>> {
+        self.theirs.values().find(|listener| listener.inode == inode)
+    }
+
+    /// Tells whether a listener is shared.
+    pub(in crate::runtime) fn is_theirs(&self, listener: &Arc<Listener>) -> bool {
+        self.theirs.values().any(|theirs| Arc::ptr_eq(theirs, listener))
+    }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
 
 use crate::edge::units::{Unit, UnitError};
 use crate::model::endpoint::Endpoint;
@@ -86,7 +87,8 @@ fn list<T: std::fmt::Display>(items: &[T]) -> String {
 }
 
 /// How our masters come to its sockets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(in crate::runtime) enum Way {
     /// They accept on the very same ones.
     Same,
@@ -95,7 +97,7 @@ pub(in crate::runtime) enum Way {
 }
 
 /// One of its sockets, which is that of a pool of ours.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::runtime) struct Taken {
     pub(in crate::runtime) pool: PoolName,
     pub(in crate::runtime) endpoint: Endpoint,
@@ -124,6 +126,11 @@ impl Process {
             return Err(io::ErrorKind::NotFound.into());
         }
         Ok(Self { pid, start_ticks: stat.start_ticks, held })
+    }
+
+    /// Stands for a process that has ended.
+    pub(in crate::runtime) const fn gone(pid: Pid, start_ticks: u64) -> Self {
+        Self { pid, start_ticks, held: None }
     }
 
     /// Tells whether it lives.
@@ -378,7 +385,7 @@ fn way_to(process: &Process, sockets: &[Taken]) -> Result<Way, FindError> {
 }
 
 /// Gives the configuration of a master by its title, if it is one and not of polyfpm.
-fn config_of(title: &str) -> Option<PathBuf> {
+pub(in crate::runtime) fn config_of(title: &str) -> Option<PathBuf> {
     let config = PathBuf::from(title.strip_prefix(MASTER_TITLE)?.strip_suffix(')')?);
     let own = config.file_name().is_some_and(|name| name == OWN_CONFIG) && config.with_file_name("master.json").exists();
     (!own).then_some(config)

@@ -8,6 +8,7 @@
 
 mod explain;
 mod foreign;
+mod note;
 mod paths;
 mod steps;
 
@@ -20,6 +21,7 @@ use nix::sys::signal::Signal;
 
 use super::draft::{DraftResult, Unread};
 use super::events::Event;
+use super::fault;
 use super::supervisor::{Phase, Supervisor};
 use crate::core::fleet::JobFailure;
 use crate::core::passage::{Order, Passage};
@@ -31,7 +33,7 @@ use crate::model::time::Moment;
 use crate::model::wire::{ErrorCode, Progress, Reply, ShardRuns};
 use crate::sys::listener::{FileId, Listener};
 use foreign::Search;
-pub(super) use foreign::{FindError, Foreign};
+pub(super) use foreign::{FindError, Foreign, Process, config_of};
 use steps::Step;
 
 /// What is wanted of the command.
@@ -179,6 +181,9 @@ impl Supervisor {
 
     /// Gives what is to be carried out now, if nothing is waited for.
     fn next_order(&mut self) -> Option<Order<Step>> {
+        if !self.may_step() {
+            return None;
+        }
         let takeover = self.takeover.as_mut()?;
         let course = takeover.course.as_mut()?;
         match std::mem::replace(&mut takeover.stage, Stage::Next) {
@@ -188,7 +193,11 @@ impl Supervisor {
                     let verb = if course.passage.goes_back() { "undone" } else { "done" };
                     tracing::error!(why, "step of the take-over was not {verb}");
                 }
+                let step = course.passage.order();
                 course.passage.ended(result);
+                if let Order::Do(step) = step {
+                    fault::point(step.word());
+                }
             }
             waiting @ (Stage::Finding(_) | Stage::Reading | Stage::Applying | Stage::Working) => {
                 takeover.stage = waiting;
@@ -203,7 +212,7 @@ impl Supervisor {
         let Some(course) = self.takeover.as_ref().and_then(|takeover| takeover.course.as_ref()) else { return Stage::Next };
         let foreign = Rc::clone(&course.foreign);
         match step {
-            Step::Fetch => Stage::Ended(self.fetch(&foreign)),
+            Step::Fetch => Stage::Ended(self.fetch(&foreign).and_then(|()| self.write_note())),
             Step::Start => {
                 self.barred.let_in(&foreign.sockets.iter().map(|taken| taken.pool.clone()).collect());
                 self.begin_reading();
@@ -236,7 +245,10 @@ impl Supervisor {
             Step::Fetch => {
                 self.put_away();
                 self.sockets.leave_theirs();
-                Stage::Ended(Ok(()))
+                self.drop_note();
+                // One that was recalled may have been stopped by an earlier supervisor.
+                let woken = resume(&foreign);
+                self.work(async move { woken.and(steps::rearm(foreign).await) })
             }
             Step::Start => {
                 self.bar_again(&foreign);
@@ -342,6 +354,7 @@ impl Supervisor {
                 let mut placements = plan.plan.shards.iter().flat_map(|shard| &shard.placements);
                 placements.find(|placement| placement.listener.endpoint == *endpoint).map(|placement| placement.listener.handover)
             });
+            self.drop_note();
             tracing::info!(pid, "take-over done");
             let unit = course.foreign.unit.as_ref().map(|unit| format!("; {} is stopped and disabled", unit.name())).unwrap_or_default();
             let left = remarks.iter().map(|remark| format!("; left to do by hand: {remark}")).collect::<String>();
@@ -404,6 +417,7 @@ impl Supervisor {
                 self.sockets.keep_theirs(|_| None);
             }
             self.put_away();
+            self.drop_note();
         }
         let why = super::calls::error(ErrorCode::Stopping, "the supervisor is stopping; the other php-fpm serves as before");
         self.end_takeover(why);

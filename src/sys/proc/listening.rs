@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -30,8 +31,13 @@ impl Proc {
         let directory = self.file(pid, "fd");
         let mut descriptors: BTreeMap<i32, u64> = BTreeMap::new();
         for name in names(&directory)? {
-            // One that was closed in the meantime is none.
-            let Ok(target) = fs::read_link(directory.join(&name)) else { continue };
+            let path = directory.join(&name);
+            let target = match fs::read_link(&path) {
+                Ok(target) => target,
+                Err(source) if source.kind() == io::ErrorKind::PermissionDenied => return Err(ProcError { path, source }),
+                // One that was closed in the meantime is none.
+                Err(_) => continue,
+            };
             let inode = target.to_str().and_then(|target| target.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok());
             if let (Ok(fd), Some(inode)) = (name.parse(), inode) {
                 descriptors.insert(fd, inode);

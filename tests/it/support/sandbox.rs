@@ -179,6 +179,13 @@ impl Sandbox {
         self.supervisor = Some(Running::start(&binary(), &arguments, environment, &self.ground.path("log/polyfpm.out")));
     }
 
+    /// Starts the supervisor through another program, which drops rights, and waits for nothing.
+    pub(crate) fn launch_through(&mut self, program: &str, arguments: &[&str]) {
+        let (settings, polyfpm) = (self.ground.text("web.toml"), binary().display().to_string());
+        let words: Vec<&str> = arguments.iter().copied().chain([polyfpm.as_str(), "run", "-c", settings.as_str()]).collect();
+        self.supervisor = Some(Running::start(Path::new(program), &words, &[], &self.ground.path("log/polyfpm.out")));
+    }
+
     /// Waits until every shard that has pools serves.
     #[track_caller]
     pub(crate) fn ready(&mut self) {
