@@ -4,6 +4,7 @@ pub mod args;
 pub mod check;
 mod dispatch;
 pub mod exit;
+mod map;
 pub mod plan;
 pub mod progress;
 pub mod remote;

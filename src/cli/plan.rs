@@ -17,7 +17,7 @@ const POOLS_SHOWN: usize = 40;
 /// Gives the plan as tables: the shards with what each carries, the pools with the reason for their routing, and the pools that
 /// are kept out. `width` is the terminal's; without it no line is wrapped.
 pub fn render_table(plan: &Plan, width: Option<u16>) -> String {
-    let mut parts = vec![shards(plan, width), pools(plan, width)];
+    let mut parts = vec![super::map::render(&plan.map, width), shards(plan, width), pools(plan, width)];
     if !plan.quarantined.is_empty() {
         parts.push(quarantined(plan, width));
     }
@@ -29,7 +29,7 @@ pub fn render_table(plan: &Plan, width: Option<u16>) -> String {
 pub fn render_json(plan: &Plan) -> Value {
     let shards: Vec<Value> = plan.shards.iter().map(shard_json).collect();
     let pools: Vec<Value> = plan.pools.iter().map(pool_json).collect();
-    json!({ "shards": shards, "pools": pools, "quarantined": plan.quarantined })
+    json!({ "cpus": plan.map, "shards": shards, "pools": pools, "quarantined": plan.quarantined })
 }
 
 fn shard_json(shard: &ShardPlan) -> Value {
@@ -153,7 +153,7 @@ mod tests {
     use crate::model::endpoint::Endpoint;
     use crate::model::ids::{GroupName, PoolName, ShardId};
     use crate::model::listen::{Access, Handover, ListenerPlan};
-    use crate::model::plan::UpstreamServer;
+    use crate::model::plan::{CpuMap, UpstreamServer};
     use crate::model::pool::{ProcessManager, Quarantined, WorkerNumbers};
     use crate::model::problem::Problem;
 
@@ -205,6 +205,7 @@ mod tests {
                 pool("www", 17, Routing::Shared, "/etc/nginx/sites/a.conf:12 passes to /run/php/www.sock"),
                 pool("blog", 5, Routing::Whole, "5 workers are fewer than 2 × 8"),
             ],
+            map: CpuMap::default(),
             quarantined: vec![Quarantined {
                 pool: PoolName::new("bad\u{1b}"),
                 problem: Problem::error("user 'nobdy' does not exist").at("/etc/php/pool.d/bad.conf", 2),

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::cpus::CpuSet;
 use super::endpoint::Endpoint;
 use super::ids::PoolName;
 use super::listen::Access;
+use super::topology::{NginxLayout, Topology};
 
 /// A dotted version, compared number by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -49,8 +49,14 @@ pub struct ResolvedListen {
 /// What a plan needs to know of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Host {
-    /// The CPUs the supervisor may use.
-    pub cpus: CpuSet,
+    /// The CPUs, and which of them the supervisor may use.
+    pub topology: Topology,
+    /// NGINX's workers; `None` where nothing is known of them.
+    pub nginx: Option<NginxLayout>,
+    /// The memory of the machine, or of our control group.
+    pub memory_bytes: Option<u64>,
+    /// What each master reserves for its opcache.
+    pub opcache_bytes: Option<u64>,
     /// `net.core.somaxconn`.
     pub somaxconn: u32,
     /// Each readable pool's listen.

@@ -15,4 +15,5 @@ pub mod problem;
 pub mod settings;
 pub mod snapshot;
 pub mod time;
+pub mod topology;
 pub mod wire;

@@ -104,6 +104,36 @@ pub struct UpstreamServer {
     pub shards: Vec<ShardId>,
 }
 
+/// The CPUs with what is on them, for people.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct CpuMap {
+    /// Every usable CPU, and every other one that an NGINX worker is pinned to.
+    pub cpus: Vec<CpuRow>,
+    /// NGINX's workers that are pinned to no CPU.
+    pub unpinned_nginx_workers: u32,
+    /// Why each group has so many shards, and there.
+    pub reasons: Vec<(GroupName, String)>,
+}
+
+/// One CPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuRow {
+    /// Its number.
+    pub cpu: u32,
+    /// Its NUMA node.
+    pub node: u32,
+    /// The lowest CPU of those that share its last level of cache.
+    pub cache: u32,
+    /// The lowest CPU of its core.
+    pub core: u32,
+    /// Whether polyfpm may use it.
+    pub usable: bool,
+    /// The numbers of the NGINX workers that are pinned to it, from 0.
+    pub nginx_workers: Vec<u32>,
+    /// The shards that are pinned to it.
+    pub shards: Vec<ShardId>,
+}
+
 /// What should run.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Plan {
@@ -113,6 +143,9 @@ pub struct Plan {
     pub pools: Vec<PoolPlan>,
     /// Every pool that is kept out.
     pub quarantined: Vec<Quarantined>,
+    /// Which CPUs the shards are on, and with whom.
+    #[serde(default)]
+    pub map: CpuMap,
     /// Every file and directory whose change means a new plan.
     pub watched: Vec<PathBuf>,
 }

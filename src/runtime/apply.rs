@@ -144,6 +144,7 @@ impl Supervisor {
         self.write_plan();
         self.fleet.set_timing(timing(&self.settings), self.settings.restart.settle);
         self.watch_files();
+        self.keep_pinned();
         self.difference()
     }
 

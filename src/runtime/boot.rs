@@ -194,6 +194,7 @@ impl Supervisor {
             snapshot_due: Moment::START,
             alive_due: Moment::START,
             snapshot_dirty: true,
+            layout: super::pinning::LayoutBook::default(),
             written: None,
             unwritten: BTreeMap::new(),
             barred: super::barred::Barred::default(),
@@ -303,6 +304,9 @@ impl Supervisor {
         if now >= self.health.next_look() {
             self.look_at_health();
         }
+        if now >= self.layout.next_look() {
+            self.look_at_layout();
+        }
         if let Some(interval) = self.service.watchdog_interval()
             && now >= self.alive_due
         {
@@ -341,6 +345,7 @@ impl Supervisor {
                 self.reload(None);
                 return;
             }
+            self.keep_pinned();
             let order = self.difference();
             if !order.shards.is_empty() || !order.retire.is_empty() {
                 // Adopted masters of another configuration are handed over.
@@ -358,7 +363,7 @@ impl Supervisor {
 
     fn next_wake(&self) -> Duration {
         let now = self.now();
-        let mut next = self.health.next_look();
+        let mut next = self.health.next_look().min(self.layout.next_look());
         if let Some(due) = self.snapshot_due() {
             next = next.min(due);
         }

@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::blueprint::{Blueprint, Notifies, StatusPoint, StderrChoice};
 use super::examine::excerpts::hide_secret;
+use super::host;
 use super::listens;
 use crate::core::plan::{self, PlanInput, Planned};
 use crate::edge::fpm::{self, Installation, Tool, TrialError};
@@ -27,7 +28,6 @@ use crate::model::pool::{Pool, PoolFiles, ProcessManager, Quarantined};
 use crate::model::problem::{Problem, Severity};
 use crate::model::settings::Settings;
 use crate::sys::children::Children;
-use crate::sys::{listener, proc};
 use crate::text::fpm::{Reading, RenderError, ShardChoices, StatusListener, render_shard};
 
 /// How many pools of a shard get a private status socket. Each costs php-fpm a hidden pool (P42: 1,000 of them made a master
@@ -60,6 +60,8 @@ pub struct Draft {
     pub plan: Plan,
     /// What each shard that is not empty is made from.
     pub blueprints: BTreeMap<ShardId, Rc<Blueprint>>,
+    /// The host for which it was planned.
+    pub host: Host,
     /// How long connections of each pool's clients may be used again after a handover (P25).
     pub keepalive: BTreeMap<PoolName, Duration>,
     /// What PHP complains of at its start.
@@ -172,10 +174,8 @@ pub async fn read(children: &Children, input: &ReadingInput) -> DraftResult {
             made = workshop.make()?;
         }
     }
-    problems.extend(made.problems);
-    let keepalive = keepalive_waits(&made.plan, workshop.nginx.as_ref(), &workshop.settings);
-    let Workshop { settings, build, files, nginx, .. } = workshop;
-    Ok(Draft { settings, build, files, nginx, plan: made.plan, blueprints: made.blueprints, keepalive, complaints, problems, watched })
+    problems.append(&mut made.problems);
+    Ok(workshop.finish(made, complaints, problems, watched))
 }
 
 fn refused(file: &Path, problems: &[Problem], error: &(dyn std::error::Error + 'static)) -> Unread {
@@ -235,6 +235,7 @@ pub(super) struct Workshop {
 pub(super) struct Made {
     pub(super) plan: Plan,
     pub(super) blueprints: BTreeMap<ShardId, Rc<Blueprint>>,
+    pub(super) host: Host,
     pub(super) problems: Vec<Problem>,
 }
 
@@ -271,6 +272,13 @@ impl Workshop {
         self.keep_last_good();
     }
 
+    fn finish(self, made: Made, complaints: BTreeSet<String>, problems: Vec<Problem>, watched: Vec<PathBuf>) -> Draft {
+        let keepalive = keepalive_waits(&made.plan, self.nginx.as_ref(), &self.settings);
+        let Self { settings, build, files, nginx, .. } = self;
+        let Made { plan, blueprints, host, .. } = made;
+        Draft { settings, build, files, nginx, plan, blueprints, host, keepalive, complaints, problems, watched }
+    }
+
     fn make(&self) -> Result<Made, Vec<Problem>> {
         let made = self.make_anyway();
         if made.problems.iter().any(|problem| problem.severity == Severity::Error) { Err(made.problems) } else { Ok(made) }
@@ -283,14 +291,15 @@ impl Workshop {
         let previous = self.previous.as_ref().map(|draft| &draft.plan).or(self.former_plan.as_ref());
         let only: BTreeSet<&Endpoint> = self.taken.iter().chain(previous.into_iter().flat_map(only_ones)).collect();
         listens.values_mut().for_each(|listen| listen.only_one = only.contains(&listen.endpoint));
-        let host = Host { cpus: proc::available_cpus().unwrap_or_default(), somaxconn: listener::somaxconn(), listens };
+        let (host, of_host) = host::look(listens, self.nginx.as_ref());
         let unknown = Clients::default();
         let clients = self.nginx.as_ref().map_or(&unknown, |state| &state.clients);
         let input = PlanInput { settings: &self.settings, files: &self.files, quarantined: &quarantined, clients, host: &host, previous };
-        let Planned { mut plan, problems } = plan::plan(&input);
+        let Planned { mut plan, mut problems } = plan::plan(&input);
+        problems.extend(of_host);
         plan.quarantined.extend(self.kept.iter().cloned());
         plan.quarantined.iter_mut().for_each(|bad| hide_secret(&mut bad.problem));
-        let mut made = Made { plan, blueprints: BTreeMap::new(), problems };
+        let mut made = Made { plan, blueprints: BTreeMap::new(), host, problems };
         let shards: Vec<ShardPlan> = made.plan.shards.iter().filter(|shard| !shard.placements.is_empty()).cloned().collect();
         for shard in shards {
             match self.blueprint(&shard) {

@@ -95,6 +95,7 @@ pub(super) struct Supervisor {
     pub(super) handback: Option<super::handback::Handback>,
     /// A take-over that was asked for before every shard had started.
     pub(super) waiting_takeover: Option<(Option<String>, super::takeover::Earnest, ReplySink)>,
+    pub(super) layout: super::pinning::LayoutBook,
     /// The state as last written.
     pub(super) written: Option<super::state::InstanceState>,
     /// The state files that could not be written, and why: tried again until they can.

@@ -1,6 +1,7 @@
 //! Floor 1: system calls. All unsafe code of the crate lives here.
 
 pub mod acl;
+pub mod affinity;
 pub mod children;
 pub mod directory;
 pub mod limits;
@@ -14,5 +15,6 @@ pub mod reuseport;
 pub mod signals;
 pub mod sock_diag;
 pub mod spawn;
+pub mod topology;
 pub mod users;
 pub mod watch;

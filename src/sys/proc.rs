@@ -171,6 +171,14 @@ impl Proc {
         Ok(self.cmdline(pid)?.join(" ").trim().to_owned())
     }
 
+    /// Gives its threads.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn threads_of(&self, pid: Pid) -> Result<Vec<Pid>, ProcError> {
+        Ok(names(&self.file(pid, "task"))?.iter().filter_map(|name| number(name)).map(Pid::from_raw).collect())
+    }
+
     /// Gives the CPUs it may run on.
     ///
     /// # Errors

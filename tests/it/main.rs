@@ -21,3 +21,4 @@ mod poolfiles;
 mod promise;
 mod reload;
 mod support;
+mod topology;

@@ -12,7 +12,7 @@ use super::groups::Group;
 use super::reach::{PoolClients, Reach};
 use super::routing::{Decision, Question, decide};
 use super::seats::{Item, Seat, seat};
-use super::{PlanInput, cpus, division, hazards, listeners, names};
+use super::{PlanInput, cpus, division, hazards, listeners, map, names};
 
 /// A plan in the making.
 pub(super) struct Assembly<'p, 'a> {
@@ -25,6 +25,8 @@ pub(super) struct Assembly<'p, 'a> {
     shards: Vec<ShardPlan>,
     /// With their positions in the files.
     pools: Vec<(usize, PoolPlan)>,
+    /// Why each group has its shards.
+    reasons: Vec<(GroupName, String)>,
     problems: Vec<Problem>,
 }
 
@@ -41,16 +43,27 @@ impl<'p, 'a> Assembly<'p, 'a> {
         let before = Before::new(input.previous);
         let listens = input.host.listens.iter().filter_map(|(pool, listen)| listen.endpoint.path().map(|path| (pool, path)));
         let intruders = listens.filter(|(_, path)| path.parent() == Some(input.settings.listen.directory.as_path())).collect();
-        Self { input, candidates, reach, before, intruders, shards: Vec::new(), pools: Vec::new(), problems: Vec::new() }
+        Self {
+            input,
+            candidates,
+            reach,
+            before,
+            intruders,
+            shards: Vec::new(),
+            pools: Vec::new(),
+            reasons: Vec::new(),
+            problems: Vec::new(),
+        }
     }
 
     /// Adds a group's shards, its pools and what is to be said of them.
     pub(super) fn add_group(&mut self, group: &Group<'_>) {
-        let available = &self.input.host.cpus;
-        let count = cpus::count(group.settings, available);
-        self.problems.extend(cpus::absent(self.input.settings, group.settings, available));
+        self.problems.extend(cpus::absent(self.input.settings, group.settings, &self.input.host.topology.usable));
+        let laid = cpus::lay_out(group.settings, self.input.host);
+        self.reasons.push((group.settings.name.clone(), laid.reason));
+        let count = u16::try_from(laid.sets.len()).unwrap_or(u16::MAX);
         let mut shards: Vec<ShardPlan> = (1..=count)
-            .zip(cpus::sets(group.settings, count, available))
+            .zip(laid.sets)
             .map(|(index, cpus)| ShardPlan {
                 id: ShardId::new(&group.settings.name, index),
                 cpus,
@@ -73,7 +86,8 @@ impl<'p, 'a> Assembly<'p, 'a> {
         self.problems.extend(share_process_max(self.input, &mut self.shards));
         self.pools.sort_by_key(|(at, _)| *at);
         let pools = self.pools.into_iter().map(|(_, pool)| pool).collect();
-        (Plan { shards: self.shards, pools, quarantined: Vec::new(), watched: Vec::new() }, self.problems)
+        let map = map::draw(self.input.host, &self.shards, self.reasons);
+        (Plan { shards: self.shards, pools, quarantined: Vec::new(), map, watched: Vec::new() }, self.problems)
     }
 
     fn decide(&mut self, at: usize, group: &Group<'_>, count: u16) -> Option<Decided<'p, 'a>> {

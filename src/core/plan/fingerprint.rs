@@ -4,14 +4,11 @@ use std::fmt::Write as _;
 
 use crate::model::plan::{Placement, ShardPlan};
 
-/// Gives a text that differs when, and only when, a master made from `shard` has to be replaced: CPUs, numbers of workers,
-/// endpoints, how they change hands, who may connect, queue lengths, aliases. The shard's name is not part of it.
+/// Gives a text that differs when, and only when, a master made from `shard` has to be replaced: numbers of workers,
+/// endpoints, how they change hands, who may connect, queue lengths, aliases. The shard's name is not part of it, nor are its CPUs: a running master
+/// is moved.
 pub fn placement_fingerprint_text(shard: &ShardPlan) -> String {
     let mut text = String::new();
-    match &shard.cpus {
-        Some(cpus) => line(&mut text, format_args!("cpus {cpus}")),
-        None => line(&mut text, format_args!("cpus off")),
-    }
     line(&mut text, format_args!("process.max {:?}", shard.process_max));
     for Placement { pool, workers, listener } in &shard.placements {
         line(&mut text, format_args!("pool {:?}", pool.as_str()));

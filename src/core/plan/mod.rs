@@ -17,6 +17,7 @@ mod fingerprint;
 mod groups;
 mod hazards;
 mod listeners;
+mod map;
 mod names;
 mod reach;
 mod routing;
@@ -25,6 +26,7 @@ mod seats;
 #[cfg(test)]
 mod tests;
 
+pub use cpus::{Laid, lay_out};
 pub use fingerprint::placement_fingerprint_text;
 pub use names::upstream_name;
 
@@ -33,7 +35,7 @@ use crate::model::host::Host;
 use crate::model::plan::Plan;
 use crate::model::pool::{PoolFiles, Quarantined};
 use crate::model::problem::Problem;
-use crate::model::settings::Settings;
+use crate::model::settings::{GroupSettings, Settings};
 
 /// Everything a plan is made from.
 #[derive(Debug, Clone, Copy)]
@@ -76,6 +78,12 @@ pub fn plan(input: &PlanInput<'_>) -> Planned {
     plan.quarantined = quarantined;
     plan.watched = watched(input);
     Planned { plan, problems }
+}
+
+/// Draws the map of a plan again whose shards were given other CPUs.
+pub fn redraw(plan: &mut Plan, groups: &[GroupSettings], host: &Host) {
+    let reasons = groups.iter().map(|group| (group.name.clone(), cpus::lay_out(group, host).reason)).collect();
+    plan.map = map::draw(host, &plan.shards, reasons);
 }
 
 /// Gives the settings file, every pool file and the directories in which new pool files may appear.

@@ -14,6 +14,7 @@ mod file;
 mod processes;
 mod reload;
 mod state;
+mod workers;
 
 pub use apply::{Applied, IncludeOutcome, KeptName, NotReloaded, Wanted, apply_include};
 pub use file::FileError;

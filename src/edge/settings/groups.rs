@@ -91,10 +91,7 @@ fn cpus(section: &Section<'_>) -> Option<CpuChoice> {
         return cpu_sets(&value);
     }
     match value.as_text() {
-        Some("nginx") => {
-            value.note(format!("{} = \"nginx\" acts as \"auto\" for now: the CPUs of NGINX's workers are not read yet", value.name()));
-            Some(CpuChoice::Nginx)
-        }
+        Some("nginx") => Some(CpuChoice::Nginx),
         Some("auto") => Some(CpuChoice::Auto),
         Some("off") => Some(CpuChoice::Off),
         Some(text) => {

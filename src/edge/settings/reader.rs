@@ -271,11 +271,6 @@ impl<'d> Value<'d> {
         self.report(Severity::Warning, message.into(), Some(remedy.into()));
     }
 
-    /// Reports something good to know at the value.
-    pub(super) fn note(&self, message: impl Into<String>) {
-        self.report(Severity::Note, message.into(), None);
-    }
-
     fn report(&self, severity: Severity, message: String, remedy: Option<String>) {
         let mut problem = Problem::new(severity, message);
         problem.remedy = remedy;

@@ -98,10 +98,7 @@ fn the_listed_defaults_are_the_defaults() {
     settings.file = written.settings.file.clone();
     settings.written = written.settings.written.clone();
     assert_eq!(written.settings, settings);
-    assert_eq!(
-        told(&written.problems),
-        "note 9 `\"nginx\"` shards.cpus = \"nginx\" acts as \"auto\" for now: the CPUs of NGINX's workers are not read yet => "
-    );
+    assert_eq!(told(&written.problems), "");
 }
 
 #[test]
@@ -359,7 +356,6 @@ balance = "affine"
 [metrics]
 listen = "[::1]:9253"
 "#), @r#"
-    note 5 `"nginx"` shards.cpus = "nginx" acts as "auto" for now: the CPUs of NGINX's workers are not read yet => 
     note 7 `"1G"` accepted, has no effect yet: limits.memory_max => 
     note 8 `100` accepted, has no effect yet: limits.cpu_weight => 
     note 10 `"affine"` accepted, has no effect yet: nginx.balance => 

@@ -16,21 +16,34 @@ impl Proc {
     /// # Errors
     /// When the kernel does not say.
     pub fn memory_available(&self) -> Result<u64, ProcError> {
-        let path = self.root.join("meminfo");
-        let told = text(&path)?;
-        let kib = told.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
-        let host = kib.and_then(|kib| kib.checked_mul(1024)).ok_or_else(|| unknown(path))?;
-        Ok(self.memory_below_limits().map_or(host, |limited| limited.min(host)))
+        let host = self.meminfo("MemAvailable:")?;
+        Ok(self.group_memory(u64::saturating_sub).map_or(host, |limited| limited.min(host)))
     }
 
-    /// Gives what the tightest limit of the control groups (v2) around us leaves. `None` where there is no limit.
-    fn memory_below_limits(&self) -> Option<u64> {
+    /// Gives the memory of the machine, or the limit of our control group or of one above it, where that is less; in bytes.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn memory_total(&self) -> Result<u64, ProcError> {
+        let host = self.meminfo("MemTotal:")?;
+        Ok(self.group_memory(|limit, _| limit).map_or(host, |limited| limited.min(host)))
+    }
+
+    fn meminfo(&self, key: &str) -> Result<u64, ProcError> {
+        let path = self.root.join("meminfo");
+        let told = text(&path)?;
+        let kib = told.lines().find_map(|line| line.strip_prefix(key)?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+        kib.and_then(|kib| kib.checked_mul(1024)).ok_or_else(|| unknown(path))
+    }
+
+    /// Gives what is least of the limits of the control groups (v2) around us and what is used of them. `None` where there is no limit.
+    fn group_memory(&self, of: impl Fn(u64, u64) -> u64) -> Option<u64> {
         let told = text(&self.root.join("self/cgroup")).ok()?;
         let own = told.lines().find_map(|line| line.strip_prefix("0::/"))?;
         let root = std::path::Path::new("/sys/fs/cgroup");
         let leaf = root.join(own);
         let number = |path: std::path::PathBuf| text(&path).ok()?.trim().parse::<u64>().ok();
-        let left = |group: &std::path::Path| Some(number(group.join("memory.max"))?.saturating_sub(number(group.join("memory.current"))?));
+        let left = |group: &std::path::Path| Some(of(number(group.join("memory.max"))?, number(group.join("memory.current"))?));
         leaf.ancestors().take_while(|group| group.starts_with(root)).filter_map(left).min()
     }
 

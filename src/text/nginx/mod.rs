@@ -16,6 +16,7 @@ mod keepalive;
 mod read;
 mod references;
 mod syntax;
+mod workers;
 
 pub use build::Build;
 pub use dump::{Config, ConfigFile};

@@ -6,6 +6,7 @@ mod crash;
 mod down;
 mod health;
 mod logs;
+mod pinning;
 mod service;
 mod signals;
 mod spawn;

@@ -47,6 +47,8 @@ pub(crate) struct Site {
     pub(crate) release: String,
     /// How many workers NGINX has; two where nothing is said.
     pub(crate) workers: Option<u32>,
+    /// Its `worker_cpu_affinity`; none where nothing is said.
+    pub(crate) affinity: String,
 }
 
 impl Route {
@@ -259,6 +261,9 @@ fn write_configuration(ground: &Ground, site: &Site, port: u16) {
     let mut text = String::new();
     let path = |name: &str| ground.text(name);
     let add = |text: &mut String, line: &str| writeln!(text, "{line}").expect("writing to a string");
+    if !site.affinity.is_empty() {
+        add(&mut text, &format!("worker_cpu_affinity {};", site.affinity));
+    }
     add(&mut text, &format!("user www-data;\nworker_processes {};\nworker_rlimit_nofile 16384;", site.workers.unwrap_or(2)));
     add(&mut text, &format!("pid {};\nerror_log {} info;", path("nginx/nginx.pid"), path("log/nginx.error")));
     add(&mut text, "events { worker_connections 4096; }\nhttp {");

@@ -363,7 +363,6 @@ fn the_fingerprint_follows_what_a_master_is_made_from() {
     let planned = World::new().pool("www", 5).plan().plan;
     let shard = planned.shards[0].clone();
     insta::assert_snapshot!(placement_fingerprint_text(&shard), @r#"
-    cpus 0-1
     process.max None
     pool "www"
     workers 5 (None, None, None)

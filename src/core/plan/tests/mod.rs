@@ -3,7 +3,6 @@
 mod cases;
 mod properties;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +19,7 @@ use crate::model::settings::{
     Balance, Control, CpuChoice, GroupSettings, Health, Keepalive, Limits, Listen, Log, LogFormat, LogLevel, Nginx, Php, Restart,
     RoutingChoice, Settings, ShardCount, Written,
 };
+use crate::model::topology::Topology;
 
 use super::{PlanInput, Planned, plan};
 
@@ -107,7 +107,7 @@ impl World {
             files: PoolFiles::default(),
             quarantined: Vec::new(),
             clients: Clients { known: true, passes: Vec::new(), upstreams: Vec::new() },
-            host: Host { cpus: (0..4).collect(), somaxconn: 4096, listens: BTreeMap::new() },
+            host: Host { topology: Topology::flat((0..4).collect()), somaxconn: 4096, ..Host::default() },
         }
     }
 
