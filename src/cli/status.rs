@@ -9,7 +9,7 @@ use comfy_table::Table;
 use super::table::table;
 use crate::model::cpus::CpuSet;
 use crate::model::ids::Generation;
-use crate::model::snapshot::{LeavingView, PoolView, QueueDepth, ShardView, Snapshot, Verdict};
+use crate::model::snapshot::{LeavingView, ListenerView, PoolView, QueueDepth, ShardView, Snapshot, Verdict};
 
 /// More pools than this are told as a number: one screen full.
 const POOLS_SHOWN: usize = 20;
@@ -25,6 +25,10 @@ pub fn render(snapshot: &Snapshot, width: Option<u16>) -> String {
     }
     if !snapshot.pools.is_empty() {
         parts.push(pools(snapshot, width));
+    }
+    let faults = paths(snapshot, width);
+    if !faults.is_empty() {
+        parts.push(faults);
     }
     if !snapshot.quarantined.is_empty() {
         parts.push(quarantined(snapshot, width));
@@ -117,6 +121,37 @@ fn add_pool(table: &mut Table, pool: &PoolView) {
         let shards = listener.shards.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         table.add_row([name, routing, workers, printable(&listener.endpoint.to_string()), printable(&shards), queue(listener.queue)]);
     }
+}
+
+/// Gives the paths that do not lead to their listeners, and those that were made again; nothing where all is well.
+fn paths(snapshot: &Snapshot, width: Option<u16>) -> String {
+    let listeners = || snapshot.pools.iter().flat_map(|pool| &pool.listeners);
+    let mut table = table(["PATH", "WHAT HAPPENED"], width);
+    let (mut rows, mut more) = (0, 0);
+    // What is wrong now comes first.
+    for listener in listeners().filter(|one| one.fault.is_some()).chain(listeners().filter(|one| one.fault.is_none())) {
+        let Some(what) = path_words(listener) else { continue };
+        if rows < POOLS_SHOWN {
+            table.add_row([listener.endpoint.to_string(), what].map(|text| printable(&text)));
+            rows += 1;
+        } else {
+            more += 1;
+        }
+    }
+    match (rows, more) {
+        (0, _) => String::new(),
+        (_, 0) => table.trim_fmt(),
+        _ => format!("{}\nand {more} more: see --json", table.trim_fmt()),
+    }
+}
+
+fn path_words(listener: &ListenerView) -> Option<String> {
+    let again = match listener.made_again {
+        0 => None,
+        1 => Some("was gone and was made again".to_owned()),
+        times => Some(format!("was gone and was made again, {times} times")),
+    };
+    listener.fault.as_ref().map(|fault| format!("no way to its listener: {fault}")).or(again)
 }
 
 fn quarantined(snapshot: &Snapshot, width: Option<u16>) -> String {
@@ -215,6 +250,14 @@ pub fn changes(before: Option<&Snapshot>, now: &Snapshot) -> String {
     for gone in before.iter().flat_map(|before| &before.shards).filter(|old| now.shards.iter().all(|shard| shard.shard != old.shard)) {
         // Writing to a String cannot fail.
         let _written = writeln!(text, "{}: gone", printable(&gone.shard.to_string()));
+    }
+    for listener in now.pools.iter().flat_map(|pool| &pool.listeners) {
+        let Some(words) = path_words(listener) else { continue };
+        let olds = before.iter().flat_map(|before| before.pools.iter()).flat_map(|pool| &pool.listeners);
+        let old = olds.into_iter().find(|old| old.endpoint == listener.endpoint).and_then(path_words);
+        if old.as_ref() != Some(&words) {
+            let _written = writeln!(text, "{}: {}", printable(&listener.endpoint.to_string()), printable(&words));
+        }
     }
     let job = now.job.as_ref().map(super::progress::job_line);
     if job != before.and_then(|before| before.job.as_ref()).map(super::progress::job_line) {

@@ -133,6 +133,12 @@ pub struct ListenerView {
     pub shards: Vec<ShardId>,
     /// Its queue.
     pub queue: Option<QueueDepth>,
+    /// Why clients do not reach it, where that is so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<String>,
+    /// How often its path was gone and was made again since the supervisor's start.
+    #[serde(default)]
+    pub made_again: u32,
 }
 
 /// What NGINX was last seen to do with the include.

@@ -277,7 +277,10 @@ impl Supervisor {
         let Some(set) = self.masters.get(id).map(|master| master.sockets.clone()) else { return };
         let of_shard = self.masters.values().filter(|master| master.id.shard == id.shard);
         let standing: SocketSet = of_shard.flat_map(|master| &master.sockets).filter(|held| stands(held)).cloned().collect();
-        for held in standing.iter().chain(set.iter().filter(|held| matches!(held.plan.endpoint, Endpoint::Tcp(_)))) {
+        // One that is gone from its path, and had it, is made again like any other.
+        let gone: SocketSet = set.iter().filter(|held| self.paths.has_lost_its_path(held)).cloned().collect();
+        let tcp = set.iter().filter(|held| matches!(held.plan.endpoint, Endpoint::Tcp(_)));
+        for held in standing.iter().chain(&gone).chain(tcp) {
             self.sockets.restore(held);
         }
         self.held.insert(id.shard.clone(), set.clone());

@@ -15,8 +15,10 @@ use super::draft::{self, Draft, ReadingInput, Trials};
 use super::events::Event;
 use super::fault;
 use super::health::HealthBook;
+use super::home::{Home, bind_control};
 use super::instance::{leave_instance, raise_file_limit, take_instance};
 use super::nginx::NginxBook;
+use super::paths::PathBook;
 use super::quiet::Kept;
 use super::quiet::QUIET_POLL;
 use super::sockets::Sockets;
@@ -24,14 +26,14 @@ use super::supervisor::{Phase, Supervisor};
 use super::telling::told;
 use crate::core::fleet::Fleet;
 use crate::core::shard::{Input, Shard, Slot, Wanted};
-use crate::edge::control::server::{Call, ControlError, Server};
+use crate::edge::control::server::{Call, ControlError};
 use crate::edge::service::Service;
 use crate::edge::{log, settings as settings_file};
 use crate::model::ids::{MasterId, ShardId};
 use crate::model::problem::{Problem, Severity};
 use crate::model::time::Moment;
 use crate::sys::children::{Children, Subreaper};
-use crate::sys::lock::LockError;
+use crate::sys::lock::{InstanceLock, LockError};
 use crate::sys::signals::{Received, Signals};
 use crate::sys::watch::Watcher;
 
@@ -91,7 +93,7 @@ pub fn run(file: &Path) -> Result<(), RunError> {
         let settings = settings_file::load(file).map_err(RunError::Problems)?.settings;
         log::start(settings.log).map_err(|error| RunError::System { what: error.to_string(), source: std::io::Error::other(error) })?;
         log::end_on_panic();
-        let lock = take_instance(&settings).await?;
+        let mut lock = Some(take_instance(&settings).await?);
         let children = Children::start(Subreaper::Yes).map_err(system("become the parent of orphans"))?;
         raise_file_limit();
         let input = ReadingInput {
@@ -105,22 +107,24 @@ pub fn run(file: &Path) -> Result<(), RunError> {
             trials: Trials::None,
         };
         let outcome = match draft::read(&children, &input).await {
-            Ok(draft) => supervise(draft, children, signals).await,
+            Ok(draft) => supervise(draft, children, signals, &mut lock).await,
             Err(unread) => Err(RunError::Problems(unread.problems)),
         };
-        leave_instance(lock, &settings);
+        if let Some(lock) = lock {
+            leave_instance(lock, &settings);
+        }
         outcome
     })
 }
 
-async fn supervise(draft: Draft, children: Children, mut signals: Signals) -> Result<(), RunError> {
+/// Supervises until everything is gone; the lock comes back at the end.
+async fn supervise(draft: Draft, children: Children, mut signals: Signals, lock: &mut Option<InstanceLock>) -> Result<(), RunError> {
     let (events, mut heard) = mpsc::channel(EVENTS);
     let (calls, mut called) = mpsc::channel::<Call>(16);
     let mut supervisor = Supervisor::new(draft, children, events);
-    let control = supervisor.settings.control.clone();
-    let server = Server::bind(&control, supervisor.snapshot.subscribe())
-        .map_err(|source| RunError::Control { path: control.socket.clone(), source })?;
-    let serving = tokio::task::spawn_local(server.serve(calls));
+    let server = bind_control(&supervisor)?;
+    let Some(taken) = lock.take() else { return Ok(()) };
+    let mut home = Home::new(taken, server, calls);
     super::leftovers::sweep(&supervisor.draft.plan);
     supervisor.watch_files();
     supervisor.write_plan();
@@ -144,14 +148,15 @@ async fn supervise(draft: Draft, children: Children, mut signals: Signals) -> Re
             signal = signals.next() => supervisor.signalled(signal),
             () = tokio::time::sleep(wake) => {}
         }
+        if supervisor.now() >= supervisor.paths.next_look() {
+            home.keep_up(&mut supervisor);
+        }
         supervisor.tick();
     }
     supervisor.clean_up();
     // The server ends when nobody takes calls any more; whoever asked for the stop hears of its end first.
     drop(called);
-    if tokio::time::timeout(LAST_WORDS, serving).await.is_err() {
-        tracing::warn!("control clients did not take their last line");
-    }
+    *lock = Some(home.close(LAST_WORDS).await);
     Ok(())
 }
 
@@ -201,6 +206,7 @@ impl Supervisor {
             takeover: None,
             handback: None,
             waiting_takeover: None,
+            paths: PathBook::new(&settings.runtime_directory),
             settings,
         }
     }
@@ -307,6 +313,9 @@ impl Supervisor {
         if now >= self.layout.next_look() {
             self.look_at_layout();
         }
+        if now >= self.paths.next_look() {
+            self.look_at_paths();
+        }
         if let Some(interval) = self.service.watchdog_interval()
             && now >= self.alive_due
         {
@@ -363,7 +372,7 @@ impl Supervisor {
 
     fn next_wake(&self) -> Duration {
         let now = self.now();
-        let mut next = self.health.next_look().min(self.layout.next_look());
+        let mut next = self.health.next_look().min(self.layout.next_look()).min(self.paths.next_look());
         if let Some(due) = self.snapshot_due() {
             next = next.min(due);
         }
@@ -386,6 +395,7 @@ impl Supervisor {
             self.sockets.unpublish(&endpoint);
         }
         self.held.clear();
+        self.paths.clear();
         for replies in self.stops.drain(..) {
             replies.finish(crate::model::wire::Reply::Done { message: "stopped".to_owned(), shards: Vec::new() });
         }

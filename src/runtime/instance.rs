@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::boot::RunError;
+use super::home::make_directories;
 use crate::model::settings::Settings;
-use crate::sys::directory::{make, own};
 use crate::sys::lock::{InstanceLock, LockError};
 use crate::sys::proc::Proc;
 
@@ -28,18 +28,10 @@ pub(super) fn leave_instance(lock: InstanceLock, settings: &Settings) {
 
 /// Makes the runtime directory and takes the lock in it.
 pub(super) async fn take_instance(settings: &Settings) -> Result<InstanceLock, RunError> {
-    let directory = &settings.runtime_directory;
-    let system = |source| RunError::System {
-        what: format!("use the runtime directory {}", directory.display()),
-        source: std::io::Error::other(source),
-    };
-    // Whoever could change what is in it could hand us sockets, locks and state of theirs.
-    own(directory, 0o755).map_err(system)?;
-    let lock = take_lock(&directory.join("lock")).await?;
-    let masters = directory.join("m");
-    own(&masters, 0o700).map_err(system)?;
-    // Sockets may be beside those of the pools, where others may write: they are bound without following what stands there.
-    make(&settings.listen.directory, 0o755).map_err(system)?;
+    make_directories(settings)?;
+    let lock = take_lock(&settings.runtime_directory.join("lock")).await?;
+    // A supervisor that was about to leave may have removed them before it gave the lock up.
+    make_directories(settings)?;
     Ok(lock)
 }
 

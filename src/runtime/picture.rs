@@ -43,7 +43,8 @@ impl Supervisor {
         let healthy = shards
             .iter()
             .all(|shard| matches!(shard.verdict, Verdict::Ready | Verdict::Busy | Verdict::Saturated | Verdict::Parked | Verdict::Empty))
-            && self.draft.plan.quarantined.is_empty();
+            && self.draft.plan.quarantined.is_empty()
+            && self.paths.is_sound();
         Snapshot {
             v: Snapshot::VERSION,
             instance: self.settings.instance.clone(),
@@ -145,7 +146,7 @@ impl Supervisor {
     }
 
     fn pool_views(&mut self) -> Arc<Vec<PoolView>> {
-        let changes = self.health.queue_changes();
+        let changes = self.health.queue_changes() + self.paths.changes();
         let fresh = self.drawn.of.as_ref().is_some_and(|(draft, at)| Rc::ptr_eq(draft, &self.draft) && *at == changes);
         if !fresh {
             self.drawn.views = Arc::new(self.draft.plan.pools.iter().map(|pool| self.pool_view(pool)).collect());
@@ -166,6 +167,8 @@ impl Supervisor {
                     endpoint: server.endpoint.clone(),
                     shards: server.shards.clone(),
                     queue: self.health.queue(&server.endpoint),
+                    fault: self.paths.fault(&server.endpoint).map(str::to_owned),
+                    made_again: self.paths.made_again(&server.endpoint),
                 })
                 .collect(),
             workers: pool.workers.max_children,

@@ -9,6 +9,8 @@
 
 mod theirs;
 
+mod standing;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -131,6 +133,10 @@ pub(super) struct Sockets {
     found_lent: BTreeMap<Endpoint, FileId>,
     /// Listeners that a php-fpm which is not ours accepts on too, while it is taken over.
     theirs: BTreeMap<Endpoint, Arc<Listener>>,
+    /// Endpoints whose listeners nobody can reach any more: the next master brings new ones.
+    lost: BTreeSet<Endpoint>,
+    /// Counts changes of what stands where.
+    changes: u64,
 }
 
 impl Sockets {
@@ -161,9 +167,11 @@ impl Sockets {
         if let Some(listener) = self.theirs.get(&plan.endpoint) {
             return Some(Held { plan: plan.clone(), listener: Arc::clone(listener), bound_for: master.clone() });
         }
+        let lost = self.lost.contains(&plan.endpoint);
         if plan.handover == Handover::Share {
             let listener = match binding {
                 Binding::Together => self.gathering.get(&plan.endpoint)?.upgrade()?,
+                Binding::AtOnce | Binding::Beside if lost => return None,
                 Binding::AtOnce | Binding::Beside => {
                     let published = self.published.get(&plan.endpoint).filter(|published| published.handover == Handover::Share)?;
                     Arc::clone(published.listener.as_ref()?)
@@ -172,7 +180,7 @@ impl Sockets {
             return Some(Held { plan: plan.clone(), listener, bound_for: master.clone() });
         }
         let mine = held.iter().find(|held| held.plan.endpoint == plan.endpoint && held.plan.handover == plan.handover);
-        mine.filter(|_| binding == Binding::AtOnce).map(|held| Held { plan: plan.clone(), ..held.clone() })
+        mine.filter(|_| binding == Binding::AtOnce && !lost).map(|held| Held { plan: plan.clone(), ..held.clone() })
     }
 
     fn bind_unix(&mut self, master: &MasterId, plan: &ListenerPlan, path: &Path, binding: Binding) -> Result<Held, SocketError> {
@@ -212,6 +220,8 @@ impl Sockets {
             let expected = self.expected(&held.plan.endpoint);
             listener::publish(&held.listener, path, expected).map_err(|source| publish_error(&held.plan, source))?;
         }
+        self.changes += 1;
+        self.lost.remove(&held.plan.endpoint);
         self.retiring.remove(&held.plan.endpoint);
         self.found_lent.remove(&held.plan.endpoint);
         let published = Published { listener: Some(Arc::clone(&held.listener)), handover: held.plan.handover, lent: None };
@@ -274,6 +284,7 @@ impl Sockets {
     }
 
     fn give_back(&mut self, taken: Vec<(&Held, Option<Published>)>) {
+        self.changes += 1;
         for (held, before) in taken.into_iter().rev() {
             let Endpoint::Unix(path) = &held.plan.endpoint else { continue };
             match before {
@@ -322,6 +333,8 @@ impl Sockets {
 
     /// Takes an endpoint out of use: who connects now is refused, who waits is served by whoever holds the listener.
     pub(super) fn unpublish(&mut self, endpoint: &Endpoint) {
+        self.changes += 1;
+        self.lost.remove(endpoint);
         self.retiring.remove(endpoint);
         let published = self.published.remove(endpoint);
         if let Some(published) = published.as_ref().filter(|published| published.lent.is_some()) {
@@ -339,22 +352,9 @@ impl Sockets {
         }
     }
 
-    /// Marks an endpoint that the plan no longer has: it goes when NGINX no longer names it.
-    pub(super) fn retire_later(&mut self, endpoint: &Endpoint) {
-        if self.published.contains_key(endpoint) {
-            self.retiring.insert(endpoint.clone());
-        }
-    }
-
-    /// Takes every marked endpoint out of use.
-    pub(super) fn retire_marked(&mut self) {
-        for endpoint in std::mem::take(&mut self.retiring) {
-            self.unpublish(&endpoint);
-        }
-    }
-
     /// Notes that a listener stands at its public endpoint, as an earlier supervisor left it.
     pub(super) fn restore(&mut self, held: &Held) {
+        self.changes += 1;
         let published = Published { listener: Some(Arc::clone(&held.listener)), handover: held.plan.handover, lent: None };
         self.published.entry(held.plan.endpoint.clone()).or_insert(published);
     }
@@ -367,18 +367,6 @@ impl Sockets {
     /// Gives every reuseport group with its members in the kernel's order.
     pub(super) fn groups(&self) -> impl Iterator<Item = (SocketAddr, Vec<MasterId>)> + '_ {
         self.groups.iter().map(|(address, group)| (*address, group.members().cloned().collect()))
-    }
-
-    /// Gives every public endpoint.
-    pub(super) fn endpoints(&self) -> Vec<Endpoint> {
-        self.published.keys().chain(self.found_lent.keys()).cloned().collect()
-    }
-
-    /// Notes that a sibling's file stands at the path of a shard without a master, as an earlier supervisor left it.
-    pub(super) fn restore_lent(&mut self, endpoint: &Endpoint, file: FileId) {
-        if !self.published.contains_key(endpoint) {
-            self.found_lent.insert(endpoint.clone(), file);
-        }
     }
 
     /// Gives the path of a shard without a master to a living sibling (design, rule 9).
@@ -400,6 +388,7 @@ impl Sockets {
             None | Some(_) => {}
         }
         listener::lend(living_path, file, dead_path, expected).map_err(error)?;
+        self.changes += 1;
         match published {
             Some(published) => published.lent = Some(file),
             None => drop(self.found_lent.insert(dead.endpoint.clone(), file)),

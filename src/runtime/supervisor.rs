@@ -96,6 +96,7 @@ pub(super) struct Supervisor {
     /// A take-over that was asked for before every shard had started.
     pub(super) waiting_takeover: Option<(Option<String>, super::takeover::Earnest, ReplySink)>,
     pub(super) layout: super::pinning::LayoutBook,
+    pub(super) paths: super::paths::PathBook,
     /// The state as last written.
     pub(super) written: Option<super::state::InstanceState>,
     /// The state files that could not be written, and why: tried again until they can.

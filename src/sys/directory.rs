@@ -11,6 +11,9 @@
 //!
 //! Source: openat(2), "Rationale for openat()"; open(2), `O_PATH`; sticky directories: unlink(2), `EPERM`.
 
+mod again;
+mod stamp;
+
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::fs::DirBuilder;
@@ -21,6 +24,9 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, Stat};
+
+pub use again::Remembered;
+pub use stamp::Stamp;
 
 /// The kernel's own limit on links in one path. Source: `path_resolution(7)`, `MAXSYMLINKS`.
 const LINK_LIMIT: u32 = 40;

@@ -98,7 +98,8 @@ impl InstanceLock {
         }
     }
 
-    fn is_at(&self, path: &Path) -> bool {
+    /// Tells whether the file that is locked is at `path`.
+    pub fn is_at(&self, path: &Path) -> bool {
         match (self.0.metadata(), std::fs::symlink_metadata(path)) {
             (Ok(ours), Ok(there)) => (ours.dev(), ours.ino()) == (there.dev(), there.ino()),
             (Err(_), _) | (_, Err(_)) => false,

@@ -34,6 +34,8 @@ fn snapshot() -> Snapshot {
         endpoint: Endpoint::Unix(path.into()),
         shards: vec![ShardId::new(&GroupName::new("default"), index)],
         queue: Some(QueueDepth { now, max: 4096 }),
+        fault: None,
+        made_again: 0,
     };
     let second = ShardView {
         reason: Some("12 requests wait in pool www".to_owned()),
@@ -165,4 +167,21 @@ fn spans_have_two_units() {
     for (seconds, text) in [(0, "0s"), (59, "59s"), (60, "1m 0s"), (3599, "59m 59s"), (3600, "1h 0m"), (90_000, "1d 1h")] {
         assert_eq!(span(seconds), text);
     }
+}
+
+#[test]
+fn paths_that_are_lost_or_were_made_again_are_named() {
+    let before = snapshot();
+    assert!(!render(&before, None).contains("WHAT HAPPENED"));
+    let mut now = snapshot();
+    let listeners = &mut Arc::make_mut(&mut now.pools)[0].listeners;
+    listeners[0].made_again = 2;
+    listeners[1].fault = Some("'/run/polyfpm/php8.2/www.2.sock' is in use by nc (pid 7)".to_owned());
+    let text = plain(&render(&now, None));
+    let rows: Vec<&str> = text.lines().skip_while(|line| !line.contains("WHAT HAPPENED")).collect();
+    assert!(rows[1].starts_with("/run/polyfpm/php8.2/www.2.sock") && rows[1].contains("in use by nc (pid 7)"), "{text}");
+    assert!(rows[2].starts_with("/run/php/www.sock") && rows[2].contains("made again, 2 times"), "{text}");
+    let lines = changes(Some(&before), &now);
+    assert_eq!(lines.lines().count(), 2, "{lines}");
+    assert_eq!(changes(Some(&now), &now), "");
 }

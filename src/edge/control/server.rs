@@ -176,6 +176,11 @@ impl Server {
         Ok(Self { listener, file: bound.file_id(), path, snapshot })
     }
 
+    /// Gives the file that stands at the socket's path while nobody removes it.
+    pub fn file(&self) -> Option<FileId> {
+        self.file
+    }
+
     /// Serves clients until the receiver of `requests` is dropped; then lets them take their last lines for a moment.
     ///
     /// # Cancel safety

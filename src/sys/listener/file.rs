@@ -130,6 +130,13 @@ pub fn examine(path: &Path) -> io::Result<PathState> {
     })
 }
 
+/// Gives the identity of the file at `path` by its name alone, if there is one: for a look that decides nothing, as others may
+/// lead the way there elsewhere.
+pub fn identity(path: &Path) -> Option<FileId> {
+    let stat = rustix::fs::lstat(path).ok()?;
+    Some(FileId { device: stat.st_dev, inode: stat.st_ino })
+}
+
 /// Gives the identity of the file at `path`, if there is one. Nothing is connected to.
 ///
 /// # Errors

@@ -13,6 +13,7 @@
 mod aside;
 mod file;
 mod holder;
+mod keep;
 mod publish;
 mod tcp;
 mod unix;
@@ -31,8 +32,9 @@ use rustix::fs::OFlags;
 use rustix::net::sockopt;
 
 pub use aside::keep_aside;
-pub use file::{FileId, examine, file_id};
+pub use file::{FileId, examine, file_id, identity};
 pub use holder::{Holder, holder_at, tcp_listeners};
+pub use keep::Keep;
 pub use publish::{Expected, PublishError, lend, publish, still_ours, sweep, unpublish};
 pub use tcp::{Joining, bind_tcp};
 pub use unix::{BindError, bind_unix};

@@ -52,6 +52,26 @@ fn a_supervisor_killed_in_the_middle_of_a_handover_leaves_nothing_half_done() {
 }
 
 #[test]
+fn a_path_that_was_removed_while_no_supervisor_ran_is_made_again() {
+    let mut host = split(8);
+    let (path, kept) = (host.ground().path("run/www.sock"), host.ground().path("run/polyfpm/kept"));
+    let count = || std::fs::read_dir(&kept).map(Iterator::count).unwrap_or_default();
+    eventually(Duration::from_secs(5), "second names are kept", || (count() == 2).then_some(()));
+    let before = host.masters();
+    host.signal(Signal::SIGKILL);
+    host.supervisor().wait(Duration::from_secs(5));
+    std::fs::remove_file(&path).expect("a socket file");
+    host.launch();
+    host.ready();
+    eventually(Duration::from_secs(5), "the path is back", || path.exists().then_some(()));
+    assert_eq!(host.masters(), before, "the same masters");
+    let load = Load::start(host.ground(), host.nginx(), "www", Clients::keeping(4), &[]);
+    host.does(&["restart"]);
+    load.finish(host.ground()).assert_nothing_lost(20);
+    host.stop();
+}
+
+#[test]
 fn shared_sockets_are_adopted_too() {
     let mut host = unchanged(32);
     let load = Load::start(host.ground(), host.nginx(), "www", Clients::one_each(4), &[]);

@@ -10,6 +10,7 @@ mod foreign;
 mod fresh;
 mod life;
 mod orphans;
+mod paths;
 mod races;
 mod rolling;
 mod routing;
