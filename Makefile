@@ -1,9 +1,13 @@
 # make run    a private demo: php-fpm with two shards behind NGINX on 127.0.0.1:8080; Ctrl-C ends it
 # make test   every test, with real php-fpm and NGINX; installs what is missing
 # make lint   format, clippy, documentation
+# make soak   mixed faults at random under load: MINUTES=30 SEED=1; two minutes of it are part of make test
 # make bench  php-fpm's own reload beside a rolling restart, under the same load
 
-.PHONY: run test lint bench setup
+MINUTES ?= 30
+SEED ?= 1
+
+.PHONY: run test lint soak bench setup
 
 setup:
 	@tests/setup.sh
@@ -25,6 +29,10 @@ lint:
 	@cargo fmt --check
 	@cargo clippy --quiet --all-targets --locked -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --document-private-items --locked
+
+soak: setup
+	@SOAK_SECONDS=$$(( $(MINUTES) * 60 )) SOAK_SEED=$(SEED) \
+		cargo test --quiet --locked --test it -- --nocapture --exact faults::soak::mixed_faults_lose_nothing
 
 # About three minutes after the build; PART=shards, restarts or a_thousand_pools runs one of them. The profile is a release build that
 # links in seconds instead of minutes.

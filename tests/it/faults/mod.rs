@@ -4,6 +4,7 @@
 
 mod disk;
 mod nginx;
+mod soak;
 
 use std::time::Duration;
 

@@ -162,7 +162,8 @@ impl Report {
         format!("{} requests, {rate}/s, {} failed, p50 {p50:?}, p99 {p99:?}", self.samples.len(), self.failed.len())
     }
 
-    fn faults(&self) -> String {
+    /// Gives what went wrong, in a few lines.
+    pub(crate) fn faults(&self) -> String {
         let mut text = format!("{}\n", self.line());
         let failed: Vec<String> =
             self.failed.iter().map(|s| format!("{:?} {} at {:?}: {}", s.kind, s.id, s.at, s.fault.as_deref().unwrap_or(""))).collect();
