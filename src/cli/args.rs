@@ -150,6 +150,19 @@ pub enum Command {
         #[arg(value_name = "COMMAND", last = true)]
         command: Vec<String>,
     },
+    /// Replace the running supervisor by the installed binary; masters, listeners and pid stay
+    #[command(
+        after_help = "Example:\n  polyfpm upgrade\n\nThe binary is run first; one that cannot take over leaves the supervisor as it is, and the command ends with 1."
+    )]
+    Upgrade {
+        /// Print the steps as JSON, one object a line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say whether this binary could take over from the running supervisor
+    #[command(hide = true)]
+    #[command(after_help = "Example:\n  polyfpm self-check -c /etc/polyfpm/php8.2.toml")]
+    SelfCheck,
     /// Print the NGINX include with an upstream for each pool
     #[command(
         after_help = "Example:\n  polyfpm upstream\n  polyfpm upstream --write\n\nWith --write the include is tested within NGINX's whole configuration first and put back when NGINX refuses it."

@@ -45,6 +45,7 @@ fn local_command(file: &Path, command: &Command) -> Exit {
         Command::Plan { json } => plan_command(file, Format::json_if(*json)),
         Command::Run => run_command(file),
         Command::Upstream { write } => upstream_command(file, *write),
+        Command::SelfCheck => self_check_command(file),
         Command::Status { .. }
         | Command::Restart { .. }
         | Command::Reload { .. }
@@ -55,6 +56,7 @@ fn local_command(file: &Path, command: &Command) -> Exit {
         | Command::Reopen
         | Command::Takeover { .. }
         | Command::Handback { .. }
+        | Command::Upgrade { .. }
         | Command::Completion { .. } => Exit::Bug,
     }
 }
@@ -89,7 +91,13 @@ fn remote_of(command: &Command) -> Option<(wire::Command, Format)> {
         Command::Takeover { from, dry_run, json } => {
             (wire::Command::Takeover { from: from.clone(), dry_run: *dry_run }, Format::json_if(*json))
         }
-        Command::Check { .. } | Command::Plan { .. } | Command::Run | Command::Upstream { .. } | Command::Completion { .. } => {
+        Command::Upgrade { json } => (wire::Command::Upgrade, Format::json_if(*json)),
+        Command::Check { .. }
+        | Command::Plan { .. }
+        | Command::Run
+        | Command::SelfCheck
+        | Command::Upstream { .. }
+        | Command::Completion { .. } => {
             return None;
         }
     };
@@ -111,24 +119,38 @@ fn remote_command(file: &Path, command: wire::Command, format: Format) -> Exit {
 }
 
 fn run_command(file: &Path) -> Exit {
-    match runtime::run(file) {
-        Ok(()) => Exit::Done,
-        Err(RunError::Problems(problems)) => {
-            report::problems(&problems);
-            Exit::Config
-        }
-        Err(error) => {
-            let (exit, hint) = refusal(&error);
-            report::error(&error, hint);
-            exit
-        }
+    runtime::run(file).map_or_else(|error| not_started(&error), |()| Exit::Done)
+}
+
+/// Reads everything a start would read, and says that it could.
+fn self_check_command(file: &Path) -> Exit {
+    let bench = match Bench::new() {
+        Ok(bench) => bench,
+        Err(exit) => return exit,
+    };
+    match bench.runtime.block_on(runtime::self_check(&bench.children, file)) {
+        Ok(fitness) => serde_json::to_string(&fitness).map_or(Exit::Bug, |line| printed(&(line + "\n"))),
+        Err(error) => not_started(&error),
     }
+}
+
+fn not_started(error: &RunError) -> Exit {
+    if let RunError::Problems(problems) = error {
+        report::problems(problems);
+        return Exit::Config;
+    }
+    let (exit, hint) = refusal(error);
+    report::error(error, hint);
+    exit
 }
 
 /// Gives how `run` ends when it could not start, and what to do.
 fn refusal(error: &RunError) -> (Exit, Option<&'static str>) {
     if matches!(error, RunError::Lock(LockError::Held { .. })) {
         return (Exit::Busy, Some("another supervisor of this instance runs; polyfpm status shows it"));
+    }
+    if matches!(error, RunError::Newer { .. }) {
+        return (Exit::Config, Some("start the version that wrote it; its masters go on serving meanwhile"));
     }
     let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     let denied = causes.filter_map(|cause| cause.downcast_ref::<std::io::Error>()).any(|cause| cause.kind() == ErrorKind::PermissionDenied);

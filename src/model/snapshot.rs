@@ -157,7 +157,7 @@ pub struct NginxView {
 pub struct JobView {
     /// Its number since the supervisor's start.
     pub job: u64,
-    /// "restart", "reload", "park", "unpark", "drain", "stop".
+    /// "restart", "reload", "park", "unpark", "drain", "heal", "upgrade", "stop".
     pub verb: String,
     /// Shards that are done.
     pub done: u32,

@@ -95,6 +95,8 @@ pub enum Command {
         #[serde(default)]
         dry_run: bool,
     },
+    /// Go on as the installed binary, in the same process.
+    Upgrade,
 }
 
 impl Command {
@@ -111,6 +113,7 @@ impl Command {
             Self::Reopen => "reopen",
             Self::Takeover { .. } => "takeover",
             Self::Handback { .. } => "handback",
+            Self::Upgrade => "upgrade",
         }
     }
 
@@ -132,7 +135,7 @@ pub struct Progress {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<Generation>,
     /// The step: "binding", "starting", "verifying", "waiting", "switching", "settling", "draining", "done", "skipped", "failed", "called off", "nginx";
-    /// of a take-over a sentence.
+    /// of a take-over and of an upgrade a sentence.
     pub step: String,
     /// Milliseconds since the job began.
     pub at_ms: u64,

@@ -8,10 +8,13 @@
 //! A handover that was under way is completed when its successor had taken a path, as it had been proven then, and undone
 //! otherwise: the master that served goes on, and the successor leaves.
 //!
+//! What came with an exec (`handoff`) is used before anything is fetched.
+//!
 //! What cannot be adopted is never killed blindly: a process is told to finish only when its title names our directory.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,10 +23,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::blueprint::Blueprint;
-use super::fault;
 use super::master::Master;
 use super::sockets::{Held, SocketSet};
-use super::state::{self, GroupState, InstanceState, MasterState, ProcessState, Role, RoleState, ShardState, SocketState};
+use super::state::{self, HeldState, InstanceState, MasterState, ProcessState, Role, SocketState};
 use super::supervisor::Supervisor;
 use crate::core::shard::{Adopted, Wanted};
 use crate::edge::fpm;
@@ -66,12 +68,44 @@ fn read_or_warn<T: serde::de::DeserializeOwned>(path: &Path) -> Option<T> {
     })
 }
 
+/// Reads all that an adoption would read, and refuses what an adoption would make shift without.
+///
+/// # Errors
+/// A file cannot be read, is damaged, or was written by a newer version.
+pub(super) fn read_everything(root: &Path) -> Result<(), state::StateError> {
+    let too_new = |path: PathBuf, v: u32| {
+        let source = io::Error::other(format!("it has version {v}, this polyfpm reads up to {}", state::VERSION));
+        state::StateError { step: "use", path, source }
+    };
+    let path = root.join("state.json");
+    if let Some(v) = state::version_of(&path)?.filter(|v| *v > state::VERSION) {
+        return Err(too_new(path, v));
+    }
+    state::read::<InstanceState>(&path)?;
+    state::read::<Plan>(&root.join("plan.json"))?;
+    for directory in directories(&root.join("m")) {
+        let path = directory.join("master.json");
+        if let Some(v) = state::version_of(&path)?.filter(|v| *v > state::VERSION) {
+            return Err(too_new(path, v));
+        }
+        state::read::<MasterState>(&path)?;
+    }
+    Ok(())
+}
+
+/// Gives the file that a newer version wrote, if one did: its masters are not for this one.
+pub(super) fn of_newer_version(root: &Path) -> Option<(PathBuf, u32)> {
+    let files = directories(&root.join("m")).into_iter().map(|directory| directory.join("master.json"));
+    let mut files = std::iter::once(root.join("state.json")).chain(files);
+    files.find_map(|path| state::version_of(&path).ok()?.filter(|v| *v > state::VERSION).map(|v| (path, v)))
+}
+
 impl Supervisor {
     /// Takes over every living master of an earlier supervisor. Called before anything is started.
     pub(super) fn adopt_all(&mut self) -> AdoptionCount {
         let root = self.settings.runtime_directory.clone();
         let instance: Option<InstanceState> = read_or_warn(&root.join("state.json")).filter(|state: &InstanceState| {
-            let usable = state.v == state::VERSION && state.boot == state::boot_id();
+            let usable = state.v <= state::VERSION && state.boot == state::boot_id();
             if !usable {
                 tracing::info!(version = state.v, "state file is of another boot or version");
             }
@@ -91,14 +125,21 @@ impl Supervisor {
         }
         self.dismiss_strays(&root.join("m"));
         self.share_recalled();
+        if let Some(instance) = &instance {
+            self.restore_held(instance);
+        }
         self.take_over(instance.as_ref());
+        let unused = std::mem::take(&mut self.inherited.listeners).len();
+        if unused > 0 {
+            tracing::warn!(unused, "listeners that were handed over belong to no master and were closed");
+        }
         count
     }
 
     /// Adopts the master of one directory, or its workers.
     fn adopt_directory(&mut self, directory: &Path) -> io::Result<Found> {
         let Some(state) = read_or_warn::<MasterState>(&directory.join("master.json")) else { return Ok(Found::Nothing) };
-        if state.v != state::VERSION {
+        if state.v > state::VERSION {
             return Err(io::Error::other(format!("its file has version {}", state.v)));
         }
         if state.boot != state::boot_id() {
@@ -109,15 +150,22 @@ impl Supervisor {
         let pid = Pid::from_raw(known.pid);
         let lives = |proc: &Proc| proc.stat(pid).is_ok_and(|stat| stat.start_ticks == known.start_ticks && !stat.is_zombie());
         let proc = Proc::default();
-        if !lives(&proc) {
+        // A child of ours may have ended: its pid is its own until that was collected.
+        let kept = self.inherited.children.remove(&pid);
+        if kept.is_none() && !lives(&proc) {
             return self.adopt_orphans(&state, known, directory);
         }
         let id = MasterId::new(&state.shard, state.generation);
-        let process = pidfd::Held::open(pid)?;
-        let sockets = state.sockets.iter().map(|socket| self.adopt_socket(&process, &state, socket)).collect::<io::Result<SocketSet>>()?;
-        let child = self.children.adopt(pid)?;
+        let process = pidfd::Held::open(pid);
+        let fetched = |socket: &SocketState| process.as_ref().map_err(|error| io::Error::from(error.kind()))?.fetch(socket.fd);
+        let sockets = state.sockets.iter().map(|socket| self.adopt_socket(&state, socket, || fetched(socket)));
+        let sockets = sockets.collect::<io::Result<SocketSet>>()?;
+        let (child, process) = match kept {
+            Some(child) => (child, None),
+            None => (self.children.adopt(pid)?, Some(process?)),
+        };
         // Only now can the pid no longer pass to another process unseen.
-        if !lives(&proc) {
+        if process.is_some() && !lives(&proc) {
             return self.adopt_orphans(&state, known, directory);
         }
         let blueprint = Rc::new(self.blueprint_of(&state, directory)?);
@@ -131,7 +179,7 @@ impl Supervisor {
             blueprint,
             sockets,
             pid: Some(pid),
-            process: Some(process),
+            process,
             alive: true,
             reopen_when_ready: false,
             directory: directory.to_owned(),
@@ -142,16 +190,12 @@ impl Supervisor {
         Ok(Found::Master)
     }
 
-    fn adopt_socket(&self, process: &pidfd::Held, master: &MasterState, socket: &SocketState) -> io::Result<Held> {
-        self.adopt_socket_at(process, socket.fd, (master, socket))
-    }
-
-    /// Takes a listener of a master from a process that has it at this number, unless it is known already.
-    pub(super) fn adopt_socket_at(
-        &self,
-        process: &pidfd::Held,
-        number: i32,
-        (master, socket): (&MasterState, &SocketState),
+    /// Takes a listener of a master, unless it is known already: the one that came to us, or the one that is fetched.
+    pub(super) fn adopt_socket(
+        &mut self,
+        master: &MasterState,
+        socket: &SocketState,
+        fetch: impl FnOnce() -> io::Result<OwnedFd>,
     ) -> io::Result<Held> {
         // Masters of a shard, and shards of a pool, share sockets: one descriptor of ours for each.
         let known = self.masters.values().flat_map(|master| &master.sockets).find(|held| held.listener.inode == socket.inode);
@@ -159,19 +203,39 @@ impl Supervisor {
         let listener = match known {
             Some(listener) => Arc::clone(listener),
             None => {
-                let fd = process.fetch(number)?;
-                let file = socket.file.as_ref().map(|file| (file.path.as_path(), FileId { device: file.device, inode: file.inode }));
-                let listener = Listener::adopt(fd, file)?;
-                if listener.inode != socket.inode {
-                    return Err(io::Error::other(format!("descriptor {} is not the socket of {}", socket.fd, socket.endpoint)));
-                }
-                Arc::new(listener)
+                let fd = self.inherited.listeners.remove(&socket.inode).map_or_else(fetch, Ok)?;
+                Arc::new(listener_of(fd, socket)?)
             }
         };
         let placement = master.plan.placements.iter().find(|placement| placement.listener.endpoint == socket.endpoint);
         let plan = placement.ok_or_else(|| io::Error::other(format!("no pool of it listens at {}", socket.endpoint)))?.listener.clone();
         let (shard, generation) = &socket.bound_for;
         Ok(Held { plan, listener, bound_for: MasterId::new(shard, *generation) })
+    }
+
+    /// Takes listeners that came to us and that no master has: those of shards that are parked, paused or halted.
+    fn restore_held(&mut self, instance: &InstanceState) {
+        let files: Vec<FileId> =
+            self.masters.values().flat_map(|master| &master.sockets).filter_map(|held| held.listener.file_id()).collect();
+        for HeldState { shard, plan, socket } in &instance.held {
+            if !self.draft.blueprints.contains_key(shard) {
+                continue;
+            }
+            let known = self.masters.values().flat_map(|master| &master.sockets).find(|held| held.listener.inode == socket.inode);
+            let known = known.map(|held| Arc::clone(&held.listener));
+            let came = || self.inherited.listeners.remove(&socket.inode).and_then(|fd| listener_of(fd, socket).ok()).map(Arc::new);
+            let Some(listener) = known.or_else(came) else { continue };
+            let (bound_for, generation) = &socket.bound_for;
+            let held = Held { plan: plan.clone(), listener, bound_for: MasterId::new(bound_for, *generation) };
+            let lent = plan.endpoint.path().and_then(|path| files.iter().find(|file| crate::sys::listener::still_ours(path, **file)));
+            if stands(&held) || matches!(plan.endpoint, Endpoint::Tcp(_)) {
+                self.sockets.restore(&held);
+            } else if let Some(file) = lent {
+                self.sockets.restore_lent_by(&held, *file);
+            }
+            tracing::info!(shard = %shard, endpoint = %plan.endpoint, "listener kept, with who waits in its queue");
+            self.held.entry(shard.clone()).or_default().push(held);
+        }
     }
 
     /// What the master was made from, as far as it is needed again: to start a like one, and to compare.
@@ -301,7 +365,7 @@ impl Supervisor {
         for group in instance.map(|instance| instance.groups.as_slice()).unwrap_or_default() {
             let member = |(shard, generation): &(ShardId, Generation)| {
                 let key = MasterId::new(shard, *generation);
-                let all = self.masters.values().flat_map(|master| &master.sockets);
+                let all = self.masters.values().flat_map(|master| &master.sockets).chain(self.held.values().flatten());
                 let mut theirs = all.filter(|held| held.plan.endpoint == Endpoint::Tcp(group.address));
                 let held = theirs.find(|held| held.bound_for == key)?;
                 Some((key, Arc::clone(&held.listener.fd)))
@@ -330,98 +394,16 @@ impl Supervisor {
             }
         }
     }
+}
 
-    /// Writes what a later supervisor needs to adopt a master. One without it would be told to finish.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub(super) fn write_master(&self, directory: &Path, state: &MasterState) -> Result<(), state::StateError> {
-        let result = state::write(&directory.join("master.json"), state);
-        fault::point(if state.pid.is_none() { "intent recorded" } else { "master recorded" });
-        result
+/// Makes a listener of a recorded socket's descriptor.
+fn listener_of(fd: OwnedFd, socket: &SocketState) -> io::Result<Listener> {
+    let file = socket.file.as_ref().map(|file| (file.path.as_path(), FileId { device: file.device, inode: file.inode }));
+    let listener = Listener::adopt(fd, file)?;
+    if listener.inode != socket.inode {
+        return Err(io::Error::other(format!("descriptor {} is not the socket of {}", socket.fd, socket.endpoint)));
     }
-
-    /// Writes the instance's state if it has changed, and what could not be written before. A full disk is told once and
-    /// changes nothing that runs.
-    pub(super) fn write_state(&mut self) {
-        let path = self.settings.runtime_directory.join("state.json");
-        let state = self.instance_state();
-        if self.written.as_ref() != Some(&state) || self.unwritten.contains_key(&path) {
-            let result = state::write(&path, &state);
-            self.written = result.is_ok().then_some(state);
-            self.note_written(path, result);
-        }
-        for path in self.unwritten.keys().cloned().collect::<Vec<_>>() {
-            let master = self.masters.values().find(|master| path.starts_with(&master.directory));
-            if path.ends_with("plan.json") {
-                self.write_plan();
-            } else if let Some(master) = master {
-                let state = MasterState::of(&master.id, master.pid, &master.sockets, &master.blueprint);
-                let result = self.write_master(&master.directory, &state);
-                self.note_written(path, result);
-            } else if !path.ends_with("state.json") {
-                self.unwritten.remove(&path);
-            }
-        }
-        fault::point("state written");
-    }
-
-    /// Writes the plan, so that a later supervisor leaves pools where they are.
-    pub(super) fn write_plan(&mut self) {
-        let path = self.settings.runtime_directory.join("plan.json");
-        let result = state::write(&path, &self.draft.plan);
-        self.note_written(path, result);
-    }
-
-    /// Keeps account of the state files that could not be written.
-    pub(super) fn note_written(&mut self, path: PathBuf, result: Result<(), state::StateError>) {
-        match result {
-            Ok(()) => {
-                if self.unwritten.remove(&path).is_some() {
-                    tracing::info!(path = %path.display(), "state file was written in the end");
-                }
-            }
-            Err(error) => {
-                let text = super::chain(&error);
-                if self.unwritten.get(&path) != Some(&text) {
-                    tracing::warn!(error = text, "state file was not written");
-                }
-                self.unwritten.insert(path, text);
-            }
-        }
-    }
-
-    fn instance_state(&self) -> InstanceState {
-        let roles = self.masters.keys().map(|id| {
-            let shard = self.fleet.shard(&id.shard);
-            let serving = shard.and_then(crate::core::shard::Shard::serving).is_some_and(|(generation, _)| generation == id.generation);
-            let next = shard.and_then(crate::core::shard::Shard::birth).is_some_and(|birth| birth.generation == id.generation);
-            let role = match (serving, next) {
-                (true, _) => Role::Serving,
-                (false, true) => Role::Next,
-                (false, false) => Role::Leaving,
-            };
-            RoleState { shard: id.shard.clone(), generation: id.generation, role }
-        });
-        let shards = self.fleet.shards().map(|shard| ShardState {
-            shard: shard.id().clone(),
-            last: shard.last_generation(),
-            parked: shard.wanted() == Wanted::Parked,
-            drained: self.drained.contains(shard.id()),
-        });
-        let groups = self
-            .sockets
-            .groups()
-            .map(|(address, members)| GroupState { address, members: members.into_iter().map(|id| (id.shard, id.generation)).collect() });
-        InstanceState {
-            v: state::VERSION,
-            boot: state::boot_id(),
-            roles: roles.collect(),
-            shards: shards.collect(),
-            groups: groups.collect(),
-            names: self.nginx.all_names(),
-        }
-    }
+    Ok(listener)
 }
 
 /// Living masters of one shard, and dead ones with living workers, each with its process group.

@@ -14,6 +14,7 @@ use super::calls::Pending;
 use super::draft::{self, Draft, ReadingInput, Trials};
 use super::events::Event;
 use super::fault;
+use super::handoff::{self, Arrival, ControlSocket, Inheritance};
 use super::health::HealthBook;
 use super::home::{Home, bind_control};
 use super::instance::{leave_instance, raise_file_limit, take_instance};
@@ -24,6 +25,7 @@ use super::quiet::QUIET_POLL;
 use super::sockets::Sockets;
 use super::supervisor::{Phase, Supervisor};
 use super::telling::told;
+use super::upgrade::LOOK;
 use crate::core::fleet::Fleet;
 use crate::core::shard::{Input, Shard, Slot, Wanted};
 use crate::edge::control::server::{Call, ControlError};
@@ -33,6 +35,7 @@ use crate::model::ids::{MasterId, ShardId};
 use crate::model::problem::{Problem, Severity};
 use crate::model::time::Moment;
 use crate::sys::children::{Children, Subreaper};
+use crate::sys::handoff::Deaf;
 use crate::sys::lock::{InstanceLock, LockError};
 use crate::sys::signals::{Received, Signals};
 use crate::sys::watch::Watcher;
@@ -58,6 +61,14 @@ pub enum RunError {
     /// Another supervisor runs this instance, or its lock cannot be taken.
     #[error(transparent)]
     Lock(#[from] LockError),
+    /// A newer version wrote the state of the masters that run.
+    #[error("{} has version {version}, this polyfpm reads up to {}", path.display(), super::state::VERSION)]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+    },
     /// Something of the system was refused.
     #[error("{what}")]
     System {
@@ -85,7 +96,12 @@ pub fn run(file: &Path) -> Result<(), RunError> {
         let what = what.to_owned();
         move |source| RunError::System { what, source }
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(system("start the event loop"))?;
+    // Before anything else opens descriptors: their numbers are all that is known of what came.
+    let inheritance = Inheritance::receive();
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    // Signals are for the one thread that can block them when that matters.
+    let builder = builder.enable_all().on_thread_start(Deaf::for_ever);
+    let runtime = builder.build().map_err(system("start the event loop"))?;
     let local = tokio::task::LocalSet::new();
     local.block_on(&runtime, async move {
         // Before anything else: an early signal must find somebody who hears it.
@@ -93,8 +109,17 @@ pub fn run(file: &Path) -> Result<(), RunError> {
         let settings = settings_file::load(file).map_err(RunError::Problems)?.settings;
         log::start(settings.log).map_err(|error| RunError::System { what: error.to_string(), source: std::io::Error::other(error) })?;
         log::end_on_panic();
-        let mut lock = Some(take_instance(&settings).await?);
-        let children = Children::start(Subreaper::Yes).map_err(system("become the parent of orphans"))?;
+        let Inheritance { lock, control, arrival, masters, mut kept, unusable } = inheritance;
+        if let Some(why) = unusable {
+            tracing::warn!(why, "what was handed over was not usable; masters are adopted by their files");
+        }
+        let mut lock = Some(take_instance(&settings, lock).await?);
+        if let Some((path, version)) = adopt::of_newer_version(&settings.runtime_directory) {
+            return Err(RunError::Newer { path, version });
+        }
+        let resumed = Children::resume(Subreaper::Yes, &masters).map_err(system("become the parent of orphans"))?;
+        let (children, resumed) = resumed;
+        kept.children = resumed.into_iter().map(|child| (child.pid(), child)).collect();
         raise_file_limit();
         let input = ReadingInput {
             file: file.to_owned(),
@@ -107,7 +132,7 @@ pub fn run(file: &Path) -> Result<(), RunError> {
             trials: Trials::None,
         };
         let outcome = match draft::read(&children, &input).await {
-            Ok(draft) => supervise(draft, children, signals, &mut lock).await,
+            Ok(draft) => supervise(draft, children, signals, Came { lock: &mut lock, control, arrival, kept }).await,
             Err(unread) => Err(RunError::Problems(unread.problems)),
         };
         if let Some(lock) = lock {
@@ -117,24 +142,25 @@ pub fn run(file: &Path) -> Result<(), RunError> {
     })
 }
 
+/// What the supervisor begins with.
+struct Came<'a> {
+    /// Taken, and there again at the end.
+    lock: &'a mut Option<InstanceLock>,
+    control: Option<ControlSocket>,
+    arrival: Option<Arrival>,
+    kept: handoff::Kept,
+}
+
 /// Supervises until everything is gone; the lock comes back at the end.
-async fn supervise(draft: Draft, children: Children, mut signals: Signals, lock: &mut Option<InstanceLock>) -> Result<(), RunError> {
+async fn supervise(draft: Draft, children: Children, mut signals: Signals, came: Came<'_>) -> Result<(), RunError> {
     let (events, mut heard) = mpsc::channel(EVENTS);
     let (calls, mut called) = mpsc::channel::<Call>(16);
     let mut supervisor = Supervisor::new(draft, children, events);
-    let server = bind_control(&supervisor)?;
-    let Some(taken) = lock.take() else { return Ok(()) };
-    let mut home = Home::new(taken, server, calls);
-    super::leftovers::sweep(&supervisor.draft.plan);
-    supervisor.watch_files();
-    supervisor.write_plan();
-    supervisor.recall_takeover();
-    let adoption = supervisor.adopt_all();
-    if adoption != adopt::AdoptionCount::default() {
-        let adopt::AdoptionCount { adopted, orphaned, refused } = adoption;
-        tracing::info!(adopted, orphaned, refused, "masters of an earlier supervisor taken over");
-    }
-    supervisor.start_all();
+    (supervisor.inherited, supervisor.arrival) = (came.kept, came.arrival);
+    let server = bind_control(&supervisor, came.control)?;
+    let Some(taken) = came.lock.take() else { return Ok(()) };
+    let mut home = Home::new(taken, server, calls, &mut supervisor);
+    supervisor.take_up();
     while !supervisor.is_over() {
         let wake = supervisor.next_wake();
         tokio::select! {
@@ -152,11 +178,14 @@ async fn supervise(draft: Draft, children: Children, mut signals: Signals, lock:
             home.keep_up(&mut supervisor);
         }
         supervisor.tick();
+        if supervisor.is_exec_due() && heard.is_empty() && called.is_empty() {
+            supervisor.exec(&home, &signals);
+        }
     }
     supervisor.clean_up();
     // The server ends when nobody takes calls any more; whoever asked for the stop hears of its end first.
     drop(called);
-    *lock = Some(home.close(LAST_WORDS).await);
+    *came.lock = Some(home.close(LAST_WORDS).await);
     Ok(())
 }
 
@@ -207,8 +236,27 @@ impl Supervisor {
             handback: None,
             waiting_takeover: None,
             paths: PathBook::new(&settings.runtime_directory),
+            upgrade: None,
+            gate: None,
+            arrival: None,
+            inherited: handoff::Kept::default(),
+            adoption: adopt::AdoptionCount::default(),
             settings,
         }
+    }
+
+    /// Takes over what an earlier supervisor left, and starts what is missing.
+    fn take_up(&mut self) {
+        super::leftovers::sweep(&self.draft.plan);
+        self.watch_files();
+        self.write_plan();
+        self.recall_takeover();
+        self.adoption = self.adopt_all();
+        if self.adoption != adopt::AdoptionCount::default() {
+            let adopt::AdoptionCount { adopted, orphaned, refused } = self.adoption;
+            tracing::info!(adopted, orphaned, refused, "masters of an earlier supervisor taken over");
+        }
+        self.start_all();
     }
 
     /// Starts every shard that has pools.
@@ -264,6 +312,7 @@ impl Supervisor {
             Event::Found(found) => self.foreign_found(*found),
             Event::Handed(result) => self.handed(result),
             Event::Passed(result) => self.step_passed(result),
+            Event::Examined(result) => self.examined(*result),
             Event::Changed(paths) => self.files_changed(&paths),
         }
     }
@@ -326,6 +375,7 @@ impl Supervisor {
         self.take_up_pending();
         self.advance_takeover();
         self.advance_handback();
+        self.look_at_upgrade();
         if self.snapshot_due().is_some_and(|due| now >= due) || std::mem::take(&mut self.snapshot_dirty) {
             self.snapshot_due = now.after(SNAPSHOT_PERIOD);
             self.publish_snapshot();
@@ -347,6 +397,7 @@ impl Supervisor {
             self.phase = Phase::Running;
             tracing::info!(took_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX), "instance serving");
             self.tell_ready();
+            self.arrived();
             let follow = self.begin_nginx();
             self.carry_out(follow);
             if self.fleet.shards().any(|shard| shard.failures() > 0) {
@@ -383,6 +434,7 @@ impl Supervisor {
             next = next.min(self.alive_due);
         }
         let until = next.since(now);
+        let until = if self.watches_for_upgrade() { until.min(LOOK) } else { until };
         if self.quiet.is_empty() { until } else { until.min(QUIET_POLL) }
     }
 

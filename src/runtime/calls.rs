@@ -71,7 +71,7 @@ pub(super) struct Ended {
 impl Supervisor {
     /// Carries out a command that came over the control socket.
     pub(super) fn call(&mut self, call: Call) {
-        let Call { command, peer, replies } = call;
+        let Call { command, peer, replies, connection } = call;
         tracing::info!(command = command.word(), uid = peer.uid, pid = peer.pid.unwrap_or_default(), "command received");
         if self.phase == Phase::Stopping && command != Command::Stop {
             replies.finish(error(ErrorCode::Stopping, "the supervisor is stopping"));
@@ -104,6 +104,7 @@ impl Supervisor {
             Command::Handback { argv, dry_run } => {
                 self.handback(&argv, if dry_run { Earnest::Tell } else { Earnest::Do }, replies);
             }
+            Command::Upgrade => self.begin_upgrade(replies, connection),
         }
     }
 
@@ -218,7 +219,7 @@ impl Supervisor {
                 step: "reading settings and pool files".to_owned(),
             })
         };
-        self.fleet.job().or_else(reading).or_else(|| self.takeover_view()).or_else(|| self.handback_view())
+        self.fleet.job().or_else(reading).or_else(|| self.takeover_view()).or_else(|| self.handback_view()).or_else(|| self.upgrade_view())
     }
 
     /// Passes a step of the job to whoever follows it.
@@ -306,6 +307,7 @@ impl Supervisor {
         self.pending = Pending::Nothing;
         self.abandon_takeover();
         self.abandon_handback();
+        self.abandon_upgrade();
         told(self.service.stopping());
         let actions = self.fleet.stop(self.now());
         self.carry_out(actions);

@@ -70,6 +70,8 @@ pub(super) enum Event {
     Handed(Result<Option<super::handback::Started>, String>),
     /// A step of a take-over has ended.
     Passed(Result<(), String>),
+    /// A binary that is to take over was examined.
+    Examined(Box<Result<super::successor::Fit, super::successor::Unfit>>),
     /// Files that are watched have changed.
     Changed(Vec<std::path::PathBuf>),
 }

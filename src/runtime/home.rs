@@ -1,10 +1,13 @@
 //! What keeps an instance to be found: its runtime directory, its lock and its control socket, made again where they were
 //! taken away.
 
+use std::os::fd::OwnedFd;
+
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::boot::RunError;
+use super::handoff::ControlSocket;
 use super::supervisor::Supervisor;
 use crate::edge::control::server::{Call, Server};
 use crate::model::settings::Settings;
@@ -17,6 +20,8 @@ use crate::sys::lock::InstanceLock;
 pub(super) struct Home {
     lock: InstanceLock,
     control: Option<FileId>,
+    /// The control socket itself, for the program image that follows this one.
+    socket: Option<OwnedFd>,
     calls: mpsc::Sender<Call>,
     /// The tasks that serve control clients: one, and one more for each time the socket was made again.
     serving: Vec<JoinHandle<()>>,
@@ -26,14 +31,21 @@ pub(super) struct Home {
 
 impl Home {
     /// Keeps the lock, and serves what was bound; what clients ask for goes to `calls`.
-    pub(super) fn new(lock: InstanceLock, server: Server, calls: mpsc::Sender<Call>) -> Self {
-        let mut home = Self { lock, control: None, calls, serving: Vec::new(), refused: None };
-        home.serve(server);
+    pub(super) fn new(lock: InstanceLock, server: Server, calls: mpsc::Sender<Call>, supervisor: &mut Supervisor) -> Self {
+        let mut home = Self { lock, control: None, socket: None, calls, serving: Vec::new(), refused: None };
+        home.serve(server, supervisor);
         home
     }
 
-    fn serve(&mut self, server: Server) {
+    /// Gives the lock and the control socket with its file, for the program image that follows this one.
+    pub(super) fn belongings(&self) -> Option<(&InstanceLock, &OwnedFd, FileId)> {
+        Some((&self.lock, self.socket.as_ref()?, self.control?))
+    }
+
+    fn serve(&mut self, mut server: Server, supervisor: &mut Supervisor) {
         self.control = server.file();
+        self.socket = server.descriptor().ok();
+        supervisor.gate = server.take_gate();
         self.serving.push(tokio::task::spawn_local(server.serve(self.calls.clone())));
     }
 
@@ -47,10 +59,10 @@ impl Home {
         if there == self.control || (there.is_some() && there == self.refused) {
             return;
         }
-        match bind_control(supervisor) {
+        match bind_control(supervisor, None) {
             Ok(server) => {
                 tracing::warn!(path = %supervisor.settings.control.socket.display(), "control socket was gone and was made again");
-                self.serve(server);
+                self.serve(server, supervisor);
             }
             Err(error) => {
                 self.refused = there;
@@ -93,13 +105,20 @@ impl Home {
     }
 }
 
-/// Binds the control socket of an instance.
+/// Binds the control socket of an instance, or goes on with the one that came.
 ///
 /// # Errors
 /// It cannot be had.
-pub(super) fn bind_control(supervisor: &Supervisor) -> Result<Server, RunError> {
+pub(super) fn bind_control(supervisor: &Supervisor, came: Option<ControlSocket>) -> Result<Server, RunError> {
     let control = &supervisor.settings.control;
-    Server::bind(control, supervisor.snapshot.subscribe()).map_err(|source| RunError::Control { path: control.socket.clone(), source })
+    let published = supervisor.snapshot.subscribe();
+    let server = match came {
+        Some(came) if came.path == control.socket && identity(&came.path) == Some(came.file) => {
+            Server::resume(came.fd, came.path, came.file, published)
+        }
+        Some(_) | None => Server::bind(control, published),
+    };
+    server.map_err(|source| RunError::Control { path: control.socket.clone(), source })
 }
 
 /// Makes the directories of an instance.

@@ -1,5 +1,6 @@
 //! What belongs to one instance on this host: its lock, its runtime directory, its limit of open files.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -26,10 +27,14 @@ pub(super) fn leave_instance(lock: InstanceLock, settings: &Settings) {
     emptied(directory);
 }
 
-/// Makes the runtime directory and takes the lock in it.
-pub(super) async fn take_instance(settings: &Settings) -> Result<InstanceLock, RunError> {
+/// Makes the runtime directory and takes the lock in it, or goes on holding it.
+pub(super) async fn take_instance(settings: &Settings, held: Option<OwnedFd>) -> Result<InstanceLock, RunError> {
     make_directories(settings)?;
-    let lock = take_lock(&settings.runtime_directory.join("lock")).await?;
+    let path = settings.runtime_directory.join("lock");
+    let lock = match held {
+        Some(fd) => InstanceLock::inherited(fd, &path)?,
+        None => take_lock(&path).await?,
+    };
     // A supervisor that was about to leave may have removed them before it gave the lock up.
     make_directories(settings)?;
     Ok(lock)

@@ -14,6 +14,7 @@ mod events;
 mod examine;
 mod fault;
 mod handback;
+mod handoff;
 mod health;
 mod home;
 mod host;
@@ -31,18 +32,22 @@ mod picture;
 mod pinning;
 mod prove;
 mod quiet;
+mod record;
 mod sockets;
 mod state;
+mod successor;
 mod supervisor;
 mod takeover;
 mod telling;
 mod together;
+mod upgrade;
 
 use tokio::sync::mpsc;
 
 pub use boot::{RunError, run};
 pub use examine::examine;
 pub use nginx::{include_of, write_include};
+pub use successor::{Fitness, self_check};
 
 /// The way from tasks to the loop.
 type Events = mpsc::Sender<events::Event>;

@@ -60,8 +60,10 @@ impl Supervisor {
         Ok(Found::Orphans)
     }
 
-    fn sockets_of_orphans(&self, state: &MasterState, members: &[Pid]) -> SocketSet {
-        let mut found: Vec<Option<Held>> = state.sockets.iter().map(|_| None).collect();
+    fn sockets_of_orphans(&mut self, state: &MasterState, members: &[Pid]) -> SocketSet {
+        // What came to us need not be looked for.
+        let came = |socket: &SocketState| self.adopt_socket(state, socket, || Err(io::ErrorKind::NotFound.into())).ok();
+        let mut found: Vec<Option<Held>> = if members.is_empty() { Vec::new() } else { state.sockets.iter().map(came).collect() };
         for member in members {
             let Ok(process) = pidfd::Held::open(*member) else { continue };
             // After the process is held: it is still the one that was looked at.
@@ -74,8 +76,8 @@ impl Supervisor {
         found.into_iter().flatten().collect()
     }
 
-    fn socket_of_orphan(&self, process: &pidfd::Held, number: i32, of: (&MasterState, &SocketState)) -> Option<Held> {
-        match self.adopt_socket_at(process, number, of) {
+    fn socket_of_orphan(&mut self, process: &pidfd::Held, number: i32, of: (&MasterState, &SocketState)) -> Option<Held> {
+        match self.adopt_socket(of.0, of.1, || process.fetch(number)) {
             Ok(held) => Some(held),
             Err(error) => {
                 tracing::warn!(shard = %of.0.shard, endpoint = %of.1.endpoint, error = %error, "listener was not fetched from a worker");

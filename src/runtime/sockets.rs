@@ -7,13 +7,12 @@
 //! `published` mirrors what polyfpm put at each public path. Before each change of a path the file there is compared with
 //! it, so a path that somebody else took is left alone.
 
-mod theirs;
-
+mod restore;
 mod standing;
+mod theirs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
@@ -352,16 +351,9 @@ impl Sockets {
         }
     }
 
-    /// Notes that a listener stands at its public endpoint, as an earlier supervisor left it.
-    pub(super) fn restore(&mut self, held: &Held) {
-        self.changes += 1;
-        let published = Published { listener: Some(Arc::clone(&held.listener)), handover: held.plan.handover, lent: None };
-        self.published.entry(held.plan.endpoint.clone()).or_insert(published);
-    }
-
-    /// Restores a reuseport group from its members in the kernel's order.
-    pub(super) fn restore_group(&mut self, address: SocketAddr, members: Vec<(MasterId, Arc<OwnedFd>)>) {
-        self.groups.insert(address, ReuseportGroup::restore(members));
+    /// Gives the listener at each public endpoint.
+    pub(super) fn listeners(&self) -> impl Iterator<Item = &Arc<Listener>> {
+        self.published.values().filter_map(|published| published.listener.as_ref())
     }
 
     /// Gives every reuseport group with its members in the kernel's order.

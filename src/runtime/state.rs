@@ -23,12 +23,18 @@ use super::blueprint::{Blueprint, StatusPoint};
 use super::sockets::Held;
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::{Generation, MasterId, ShardId};
+use crate::model::listen::ListenerPlan;
 use crate::model::plan::{Fingerprint, ShardPlan};
 use crate::sys::listener::Place;
 use crate::sys::proc::Proc;
 
 /// The version of these files. A supervisor reads older ones it knows and no newer ones.
-pub(super) const VERSION: u32 = 1;
+///
+/// | version | change |
+/// |---|---|
+/// | 1 | first |
+/// | 2 | `state.json` names the listeners that no master has |
+pub(super) const VERSION: u32 = 2;
 
 /// The largest file that is read: a plan of 4,000 pools takes about 4 MB.
 const LIMIT_BYTES: u64 = 64 * 1024 * 1024;
@@ -86,7 +92,8 @@ impl MasterState {
     }
 }
 
-fn socket_state(held: &Held) -> SocketState {
+/// Gives what is to be kept of a listener.
+pub(super) fn socket_state(held: &Held) -> SocketState {
     let file = match &held.listener.place {
         Place::Unix { directory, name, file } => Some(FileState { path: directory.join(name), device: file.device, inode: file.inode }),
         Place::Tcp { .. } => None,
@@ -182,6 +189,20 @@ pub(super) struct InstanceState {
     pub groups: Vec<GroupState>,
     /// The endpoints NGINX's include names.
     pub names: Arc<Vec<Endpoint>>,
+    /// Listeners that are held for a shard and that no master has.
+    #[serde(default)]
+    pub held: Vec<HeldState>,
+}
+
+/// One listener that is held while no master has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct HeldState {
+    /// The shard it is held for.
+    pub shard: ShardId,
+    /// What it is for.
+    pub plan: ListenerPlan,
+    /// The socket.
+    pub socket: SocketState,
 }
 
 /// Says why a file of the state was not written or read.
@@ -220,6 +241,18 @@ pub(super) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), StateErr
     let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part).map_err(error("write"))?;
     file.write_all(&bytes).map_err(error("write"))?;
     std::fs::rename(&part, path).map_err(error("replace"))
+}
+
+/// Reads a file's version; `None` when there is no file. All versions have it in the same place.
+///
+/// # Errors
+/// It cannot be read.
+pub(super) fn version_of(path: &Path) -> Result<Option<u32>, StateError> {
+    #[derive(Deserialize)]
+    struct Version {
+        v: u32,
+    }
+    Ok(read::<Version>(path)?.map(|version| version.v))
 }
 
 /// Reads a file; `None` when there is none.

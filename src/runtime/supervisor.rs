@@ -25,6 +25,7 @@ use super::sockets::{Held, SocketSet, Sockets};
 use crate::core::fleet::{Fleet, FleetAction};
 use crate::core::shard::{self, Action, Input, Signal, Slot, Target};
 use crate::edge::control::replies::ReplySink;
+use crate::edge::control::server::Gate;
 use crate::edge::service::Service;
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::{MasterId, ShardId};
@@ -97,6 +98,16 @@ pub(super) struct Supervisor {
     pub(super) waiting_takeover: Option<(Option<String>, super::takeover::Earnest, ReplySink)>,
     pub(super) layout: super::pinning::LayoutBook,
     pub(super) paths: super::paths::PathBook,
+    /// The upgrade under way.
+    pub(super) upgrade: Option<super::upgrade::Upgrade>,
+    /// What holds clients of the control socket back.
+    pub(super) gate: Option<Gate>,
+    /// The upgrade that led to this supervisor, until its end is told.
+    pub(super) arrival: Option<super::handoff::Arrival>,
+    /// What came with the program's start and belongs to masters.
+    pub(super) inherited: super::handoff::Kept,
+    /// What was adopted at the start.
+    pub(super) adoption: super::adopt::AdoptionCount,
     /// The state as last written.
     pub(super) written: Option<super::state::InstanceState>,
     /// The state files that could not be written, and why: tried again until they can.

@@ -19,7 +19,7 @@ mod run;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
@@ -171,6 +171,43 @@ impl Children {
             nix::sys::prctl::set_child_subreaper(true)?;
         }
         let mut table = table();
+        Self::begin(&mut table)?;
+        Ok(Self(()))
+    }
+
+    /// Goes on with the children of the program image before this one, which must not have been waited for since: whatever
+    /// became of them, their exits are told as if they had been started here. A pid that is no child of ours is left out.
+    ///
+    /// # Errors
+    /// As [`Children::start`].
+    pub fn resume(subreaper: Subreaper, pids: &[Pid]) -> io::Result<(Self, Vec<Child>)> {
+        if subreaper == Subreaper::Yes {
+            nix::sys::prctl::set_child_subreaper(true)?;
+        }
+        let mut table = table();
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
+        let ours = pids.iter().copied().filter(|pid| waitid(Id::Pid(*pid), flags).is_ok());
+        let mut children = Vec::new();
+        for pid in ours {
+            if !table.living.contains_key(&pid) {
+                let (serial, exit) = table.enter(pid);
+                children.push(Child { pid, process: Process::Ours { serial, exit }, ended: None, stdout: None, stderr: None });
+            }
+        }
+        Self::begin(&mut table)?;
+        Ok((Self(()), children))
+    }
+
+    /// Has nobody collected while `act` runs, which is told which pids are to be collected still.
+    pub fn while_uncollected<T>(&self, act: impl FnOnce(&BTreeSet<Pid>) -> T) -> T {
+        let mut table = table();
+        let living = table.living.keys().copied().collect();
+        let done = act(&living);
+        table.reap();
+        done
+    }
+
+    fn begin(table: &mut Table) -> io::Result<()> {
         if !table.reaper_runs {
             let (woken, wake) = UnixStream::pair()?;
             signal_hook::low_level::pipe::register(libc::SIGCHLD, wake)?;
@@ -179,7 +216,7 @@ impl Children {
             // What ended before the handler was there sends no signal any more.
             table.reap();
         }
-        Ok(Self(()))
+        Ok(())
     }
 
     /// Starts a program. Blocks some milliseconds, until it has been executed.
@@ -268,8 +305,11 @@ fn signal_group(group: Pid, signal: Option<Signal>) -> Result<(), Errno> {
 }
 
 fn reap_for_ever(mut woken: UnixStream) {
-    // Whoever started us may have blocked the signal; one thread that takes it is enough.
-    if let Err(errno) = SigSet::from(Signal::SIGCHLD).thread_unblock() {
+    // Whoever started us may have blocked the signal; one thread that takes it is enough. The others are for the main thread
+    // alone: what it has blocked must wait for it.
+    let mut others = SigSet::all();
+    others.remove(Signal::SIGCHLD);
+    if let Err(errno) = others.thread_set_mask() {
         tracing::debug!(error = %errno, "SIGCHLD could not be unblocked");
     }
     let mut wakes = [0; 64];

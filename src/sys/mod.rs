@@ -2,8 +2,10 @@
 
 pub mod acl;
 pub mod affinity;
+pub mod build;
 pub mod children;
 pub mod directory;
+pub mod handoff;
 pub mod limits;
 pub mod listener;
 pub mod lock;

@@ -12,7 +12,8 @@ use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::unistd::getpid;
 use signal_hook::SigId;
 use signal_hook::low_level::unregister;
 use tokio::net::UnixStream;
@@ -89,6 +90,18 @@ impl Signals {
         }
     }
 
+    /// Sends every signal that was heard and not yet given to ourselves again, for the program image that follows this one.
+    /// Signals must be blocked: then they are pending when it installs its handlers.
+    pub fn pass_on(&self, _deaf: &super::handoff::Deaf) {
+        for (flag, signal) in self.flags.iter().zip(ALL).map(|((_, flag), (_, signal))| (flag, signal)) {
+            if flag.swap(false, Ordering::SeqCst)
+                && let Err(errno) = kill(getpid(), signal)
+            {
+                tracing::warn!(signal = %signal, error = %errno, "signal was not passed on");
+            }
+        }
+    }
+
     /// Empties the socket; the flags are looked at afterwards, so no wake is lost. False when it is closed.
     fn take_wakes(&self) -> bool {
         let mut bytes = [0; 64];
@@ -114,8 +127,6 @@ impl Drop for Signals {
 mod tests {
     use std::time::Duration;
 
-    use nix::sys::signal::kill;
-    use nix::unistd::getpid;
     use tokio::time::timeout;
 
     use super::*;

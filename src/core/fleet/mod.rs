@@ -116,6 +116,11 @@ impl Fleet {
         self.shards.values().all(Shard::is_gone)
     }
 
+    /// Tells whether no job is under way and no master on its way in: nothing is half done.
+    pub fn is_between_steps(&self) -> bool {
+        self.job.is_none() && self.shards.values().all(|shard| shard.birth().is_none())
+    }
+
     /// Gives the job under way.
     pub fn job(&self) -> Option<JobView> {
         self.job.as_ref().map(|job| self.view(job))

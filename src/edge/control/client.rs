@@ -17,6 +17,13 @@ const REPLY_LIMIT_BYTES: usize = 64 * 1024 * 1024;
 /// The server answers status by itself, whatever the loop does; so long without a word means that the process hangs.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A supervisor that goes on as another binary closes the connections of those who watch, and takes some tenths of a second
+/// until it answers again.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
+
+/// How often in a row a picture is asked for that does not come.
+const ASKED_AT_MOST: u32 = 20;
+
 /// Why a command has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -91,6 +98,8 @@ impl ClientError {
 /// Sends a command and gives the final reply. Every reply, the final one included, is shown to `on_reply` as it comes; where
 /// that breaks off, the call ends with the reply it was shown, which is how a watched status ends before the supervisor does.
 ///
+/// A connection that ends before a snapshot has come is no end for `status`: it is asked again.
+///
 /// # Errors
 /// When there is no supervisor, it does not let this user in, or the connection ends before the final reply. A final
 /// [`Reply::Error`] is no error here.
@@ -98,6 +107,23 @@ impl ClientError {
 /// # Cancel safety
 /// Dropping the future closes the connection; a job that was begun goes on.
 pub async fn call(socket: &Path, command: Command, mut on_reply: impl FnMut(&Reply) -> ControlFlow<()>) -> Result<Reply, ClientError> {
+    let mut left = if matches!(command, Command::Status { .. }) { ASKED_AT_MOST } else { 1 };
+    loop {
+        let mut heard = false;
+        let hear = |reply: &Reply| {
+            heard = true;
+            on_reply(reply)
+        };
+        let answer = ask(socket, command.clone(), hear).await;
+        left = if heard && left > 1 { ASKED_AT_MOST } else { left - 1 };
+        match answer {
+            Err(ClientError::Closed { .. } | ClientError::Broken { .. }) if left > 0 => tokio::time::sleep(ASK_AGAIN).await,
+            answer => return answer,
+        }
+    }
+}
+
+async fn ask(socket: &Path, command: Command, mut on_reply: impl FnMut(&Reply) -> ControlFlow<()>) -> Result<Reply, ClientError> {
     let mut stream = BufReader::new(connect(socket).await?);
     let is_status = matches!(command, Command::Status { .. });
     let mut line = serde_json::to_vec(&Request { v: VERSION, command }).unwrap_or_default();

@@ -8,8 +8,10 @@
 //! file's mode: without a group nobody but root can connect at all.
 
 use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncWriteExt, BufReader};
@@ -17,7 +19,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::replies::{ReplySink, error};
+use super::replies::{Replies, ReplySink, error};
 use super::{Line, read_line};
 use crate::model::listen::Access;
 use crate::model::settings::Control;
@@ -124,12 +126,55 @@ pub struct Call {
     pub peer: Peer,
     /// Where the answer goes.
     pub replies: ReplySink,
+    /// The connection itself, where its answer comes from the program image that follows this one.
+    pub connection: Option<OwnedFd>,
 }
 
 /// Tells whether `uid` may give `command`: root and the supervisor's own user any, others (whom only the control group lets
 /// in) those that change nothing.
 pub const fn permits(uid: u32, own_uid: u32, command: &Command) -> bool {
     uid == 0 || uid == own_uid || command.only_reads()
+}
+
+/// Holds new clients back while the program image is exchanged: they wait in the socket's queue.
+#[derive(Debug)]
+pub struct Gate {
+    closed: watch::Sender<bool>,
+    answering: Arc<AtomicUsize>,
+}
+
+impl Gate {
+    /// Lets nobody in.
+    pub fn close(&self) {
+        self.closed.send_replace(true);
+    }
+
+    /// Lets clients in again.
+    pub fn open(&self) {
+        self.closed.send_replace(false);
+    }
+
+    /// Tells whether some client is in the middle of its request or answer. Those that watch, and the one that asked for the
+    /// exchange, are not counted.
+    pub fn is_answering(&self) -> bool {
+        self.answering.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// Counts a client in the middle of its request or answer.
+struct Answering(Arc<AtomicUsize>);
+
+impl Answering {
+    fn one(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The bound control socket. Its path is given up when it is dropped.
@@ -139,6 +184,9 @@ pub struct Server {
     path: PathBuf,
     file: Option<FileId>,
     snapshot: watch::Receiver<Arc<Snapshot>>,
+    closed: watch::Receiver<bool>,
+    gate: Option<Gate>,
+    answering: Arc<AtomicUsize>,
 }
 
 impl Drop for Server {
@@ -173,7 +221,41 @@ impl Server {
         let listener = std::os::unix::net::UnixListener::from(bound.fd.try_clone().map_err(listen)?);
         listener.set_nonblocking(true).map_err(listen)?;
         let listener = UnixListener::from_std(listener).map_err(listen)?;
-        Ok(Self { listener, file: bound.file_id(), path, snapshot })
+        Ok(Self::on(listener, path, bound.file_id(), snapshot))
+    }
+
+    /// Goes on with a socket that came from the program image before this one: who waits in its queue is answered.
+    ///
+    /// Must be called within the async runtime.
+    ///
+    /// # Errors
+    /// When the async runtime does not take it.
+    pub fn resume(fd: OwnedFd, path: PathBuf, file: FileId, snapshot: watch::Receiver<Arc<Snapshot>>) -> Result<Self, ControlError> {
+        let listen = |source| ControlError::Listen { path: path.clone(), source };
+        let listener = std::os::unix::net::UnixListener::from(fd);
+        listener.set_nonblocking(true).map_err(listen)?;
+        let listener = UnixListener::from_std(listener).map_err(listen)?;
+        Ok(Self::on(listener, path, Some(file), snapshot))
+    }
+
+    fn on(listener: UnixListener, path: PathBuf, file: Option<FileId>, snapshot: watch::Receiver<Arc<Snapshot>>) -> Self {
+        let (sender, closed) = watch::channel(false);
+        let answering = Arc::new(AtomicUsize::new(0));
+        let gate = Some(Gate { closed: sender, answering: Arc::clone(&answering) });
+        Self { listener, path, file, snapshot, closed, gate, answering }
+    }
+
+    /// Gives the gate, once.
+    pub fn take_gate(&mut self) -> Option<Gate> {
+        self.gate.take()
+    }
+
+    /// Gives another descriptor of the socket, for the program image that follows this one.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
     }
 
     /// Gives the file that stands at the socket's path while nobody removes it.
@@ -185,15 +267,20 @@ impl Server {
     ///
     /// # Cancel safety
     /// Dropping the future closes all connections; jobs go on.
-    pub async fn serve(self, requests: mpsc::Sender<Call>) {
+    pub async fn serve(mut self, requests: mpsc::Sender<Call>) {
         let places = Arc::new(Semaphore::new(CLIENTS_LIMIT));
         let mut clients = JoinSet::new();
         loop {
             tokio::select! {
-                accepted = self.listener.accept() => match accepted {
+                accepted = self.listener.accept(), if !*self.closed.borrow() => match accepted {
                     Ok((stream, _)) => match Arc::clone(&places).try_acquire_owned() {
                         Ok(place) => {
-                            let client = Client { stream: BufReader::new(stream), snapshot: self.snapshot.clone(), requests: requests.clone() };
+                            let client = Client {
+                                stream: BufReader::new(stream),
+                                snapshot: self.snapshot.clone(),
+                                requests: requests.clone(),
+                                answering: Some(Answering::one(&self.answering)),
+                            };
                             clients.spawn(client.serve(place));
                         }
                         Err(_) => turn_away(stream),
@@ -201,6 +288,8 @@ impl Server {
                     Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
                 },
                 Some(_) = clients.join_next() => {}
+                // An error means that the gate is gone, open as it was.
+                Ok(()) = self.closed.changed() => {}
                 () = requests.closed() => break,
             }
         }
@@ -244,6 +333,7 @@ struct Client {
     stream: BufReader<UnixStream>,
     snapshot: watch::Receiver<Arc<Snapshot>>,
     requests: mpsc::Sender<Call>,
+    answering: Option<Answering>,
 }
 
 impl Client {
@@ -260,6 +350,7 @@ impl Client {
         };
         let Command::Status { watch } = command else { return self.pass_on(command, peer).await };
         if watch {
+            self.answering = None;
             return self.watch().await;
         }
         let snapshot = Arc::clone(&self.snapshot.borrow());
@@ -309,7 +400,13 @@ impl Client {
 
     async fn pass_on(&mut self, command: Command, peer: Peer) -> Result<(), Gone> {
         let (sink, mut replies) = ReplySink::pair();
-        let refusal = match self.requests.try_send(Call { command, peer, replies: sink }) {
+        let connection = if command == Command::Upgrade {
+            self.answering = None;
+            self.stream.get_ref().as_fd().try_clone_to_owned().ok()
+        } else {
+            None
+        };
+        let refusal = match self.requests.try_send(Call { command, peer, replies: sink, connection }) {
             Ok(()) => None,
             Err(mpsc::error::TrySendError::Full(_)) => Some(error(ErrorCode::Busy, "too many requests wait for the supervisor")),
             Err(mpsc::error::TrySendError::Closed(_)) => Some(error(ErrorCode::Stopping, "the supervisor is on its way out")),
@@ -333,6 +430,25 @@ impl Client {
             Ok(Err(_)) | Err(_) => Err(Gone),
         }
     }
+}
+
+/// Answers a client whose request was read by the program image before this one.
+///
+/// Must be called within the async runtime.
+///
+/// # Errors
+/// When the async runtime does not take the connection.
+///
+/// # Cancel safety
+/// Dropping the future closes the connection.
+pub async fn answer_on(connection: OwnedFd, mut replies: Replies) -> io::Result<()> {
+    let stream = std::os::unix::net::UnixStream::from(connection);
+    stream.set_nonblocking(true)?;
+    let mut stream = UnixStream::from_std(stream)?;
+    while let Some(reply) = replies.next().await {
+        tokio::time::timeout(WRITE_TIMEOUT, stream.write_all(&encode(&reply))).await??;
+    }
+    Ok(())
 }
 
 /// Reads a request line. The version comes first: a request of another version need not even parse.

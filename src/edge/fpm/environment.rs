@@ -28,7 +28,7 @@ pub fn environment(php: &Php, ours: impl IntoIterator<Item = (OsString, OsString
 /// Variables that are never handed down, whatever the patterns say.
 fn is_private(name: &OsStr) -> bool {
     let name = name.as_bytes();
-    let exact: [&[u8]; 8] = [
+    let exact: [&[u8]; 10] = [
         b"NOTIFY_SOCKET",
         b"WATCHDOG_USEC",
         b"WATCHDOG_PID",
@@ -37,6 +37,8 @@ fn is_private(name: &OsStr) -> bool {
         b"LISTEN_FDNAMES",
         b"MAINPID",
         b"INVOCATION_ID",
+        b"FDSTORE",
+        b"POLYFPM_HANDOFF",
     ];
     exact.contains(&name) || name.starts_with(b"FPM_SOCKETS")
 }

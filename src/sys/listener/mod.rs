@@ -104,7 +104,7 @@ impl Listener {
             rustix::fs::fcntl_setfl(&fd, flags - OFlags::NONBLOCK)?;
         }
         rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
-        let inode = socket_inode(&fd)?;
+        let inode = inode_of(&fd)?;
         let name = rustix::net::getsockname(&fd)?;
         if let Ok(address) = SocketAddr::try_from(name.clone()) {
             return Ok(Self { fd: Arc::new(fd), inode, bound: address.to_string(), place: Place::Tcp { address } });
@@ -149,6 +149,10 @@ fn listen(fd: impl AsFd, backlog_connections: u32) -> io::Result<()> {
     Ok(rustix::net::listen(fd, i32::try_from(backlog_connections).unwrap_or(i32::MAX))?)
 }
 
-fn socket_inode(fd: impl AsFd) -> io::Result<u64> {
+/// Gives a socket's own inode number, by which the kernel's statistics name it.
+///
+/// # Errors
+/// When the system refuses.
+pub fn inode_of(fd: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::fstat(fd)?.st_ino)
 }

@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
 use super::holder::Holder;
 use super::unix::BindError;
-use super::{Listener, Place, listen, socket_inode};
+use super::{Listener, Place, inode_of, listen};
 
 /// Whether a TCP listener is to be alone on its address so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub fn bind_tcp(address: SocketAddr, backlog_connections: u32, joining: Joining)
     }
     let socket = bind(true)?;
     listen(&socket, backlog_connections).map_err(|source| BindError::step("listen on", address.to_string(), source))?;
-    let inode = socket_inode(&socket).map_err(|source| BindError::step("look at", address.to_string(), source))?;
+    let inode = inode_of(&socket).map_err(|source| BindError::step("look at", address.to_string(), source))?;
     let name = rustix::net::getsockname(&socket).map_err(|source| step("look at", source))?;
     let address = SocketAddr::try_from(name).map_err(|source| step("look at", source))?;
     Ok(Listener { fd: Arc::new(socket), inode, bound: address.to_string(), place: Place::Tcp { address } })

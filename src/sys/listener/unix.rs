@@ -18,7 +18,7 @@ use crate::sys::directory::{DirectoryError, Located, SafeDirectory, locate};
 
 use super::file::{Entry, Found, clean_up, look, rename_new};
 use super::holder::Holder;
-use super::{Listener, OWN_PREFIX, Place, listen, socket_inode};
+use super::{Listener, OWN_PREFIX, Place, inode_of, listen};
 
 /// Says why a socket could not be bound.
 #[derive(Debug, thiserror::Error)]
@@ -172,7 +172,7 @@ fn bind(directory: &SafeDirectory, name: &OsStr, path: &Path) -> Result<(OwnedFd
         return Ok((socket, text.into_owned()));
     }
     // Through a handle the name carries no directory, so it must be unique by itself: the socket's inode makes it so.
-    let inode = socket_inode(&socket).map_err(|source| step("look at", source))?;
+    let inode = inode_of(&socket).map_err(|source| step("look at", source))?;
     let unique = OsString::from(format!("{OWN_PREFIX}{inode:x}"));
     let bound = format!("/proc/self/fd/{}/{}", directory.fd.as_raw_fd(), unique.to_string_lossy());
     bind_to(&socket, &bound).map_err(|source| step("bind", source))?;
@@ -205,7 +205,7 @@ fn finish(
         return Err(BindError::Swapped { path });
     }
     set_access(&entry, access, &path)?;
-    let inode = socket_inode(socket).map_err(|source| step("look at", source))?;
+    let inode = inode_of(socket).map_err(|source| step("look at", source))?;
     Ok((inode, entry.id))
 }
 

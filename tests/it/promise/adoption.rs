@@ -118,3 +118,45 @@ fn damaged_state_leads_to_a_clean_start_and_never_to_strangers() {
     assert_eq!(host.masters(), before);
     host.stop();
 }
+
+/// Edits every state file of the masters that run.
+fn edit_state(host: &Sandbox, edit: impl Fn(&mut serde_json::Map<String, serde_json::Value>)) {
+    let root = host.ground().path("run/polyfpm");
+    let masters = std::fs::read_dir(root.join("m")).expect("the masters").flatten().map(|entry| entry.path().join("master.json"));
+    for path in masters.chain([root.join("state.json")]) {
+        let text = std::fs::read_to_string(&path).expect("a state file");
+        let mut value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        edit(value.as_object_mut().expect("an object"));
+        std::fs::write(&path, value.to_string()).expect("the state file");
+    }
+}
+
+#[test]
+fn the_state_of_an_older_version_is_read_and_that_of_a_newer_one_left_alone() {
+    let mut host = split(8);
+    let before = host.masters();
+    let load = Load::start(host.ground(), host.nginx(), "www", Clients::keeping(2), &[]);
+    host.signal(Signal::SIGKILL);
+    host.supervisor().wait(Duration::from_secs(5));
+    let version = std::cell::Cell::new(0);
+    edit_state(&host, |state| {
+        version.set(state["v"].as_u64().expect("a version"));
+        state.insert("v".to_owned(), (version.get() + 1).into());
+        state.insert("unheard_of".to_owned(), true.into());
+    });
+    host.launch();
+    assert_eq!(host.supervisor().exit_code(Duration::from_secs(10)), 78, "{}", host.log_tail());
+    assert!(host.supervisor().output().contains("this polyfpm reads up to"), "{}", host.log_tail());
+    assert!(before.iter().all(|pid| crate::support::alive(*pid)), "its masters are not ours to end");
+    // As version 1 wrote it.
+    edit_state(&host, |state| {
+        state.insert("v".to_owned(), 1.into());
+        state.remove("held");
+        state.remove("unheard_of");
+    });
+    host.launch();
+    host.ready();
+    assert_eq!(host.masters(), before);
+    load.finish(host.ground()).assert_nothing_lost(50);
+    host.stop();
+}

@@ -18,6 +18,7 @@ mod scale;
 mod steps;
 mod takeover;
 mod together;
+mod upgrade;
 
 use std::time::Duration;
 

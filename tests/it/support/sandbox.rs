@@ -51,6 +51,7 @@ pub(crate) struct Sandbox {
     supervisor: Option<Running>,
     nginx: Option<Nginx>,
     settings: BTreeMap<String, toml::Table>,
+    program: PathBuf,
     ground: Ground,
 }
 
@@ -66,7 +67,7 @@ impl Sandbox {
         );
         ground.write("php-fpm.conf", &text);
         std::fs::create_dir_all(ground.path("nginx/conf.d")).expect("a directory for the include");
-        let mut sandbox = Self { supervisor: None, nginx: None, settings: BTreeMap::new(), ground };
+        let mut sandbox = Self { supervisor: None, nginx: None, settings: BTreeMap::new(), program: binary(), ground };
         sandbox.set("php", "binary", php_fpm().display().to_string());
         sandbox.set("php", "config", sandbox.ground.text("php-fpm.conf"));
         sandbox.set("shards", "count", 2);
@@ -160,6 +161,13 @@ impl Sandbox {
         self.nginx().edit(&self.ground, site);
     }
 
+    /// Puts a copy of our program on the ground, from which the supervisor is started; gives its path.
+    pub(crate) fn install(&mut self) -> PathBuf {
+        self.program = self.ground.path("polyfpm");
+        std::fs::copy(binary(), &self.program).expect("a copy of the program");
+        self.program.clone()
+    }
+
     /// Starts the supervisor and waits until every shard serves.
     #[track_caller]
     pub(crate) fn run(&mut self) {
@@ -176,7 +184,7 @@ impl Sandbox {
     pub(crate) fn launch_with(&mut self, environment: &[(&str, &str)]) {
         let settings = self.ground.text("web.toml");
         let arguments = ["run", "-c", settings.as_str()];
-        self.supervisor = Some(Running::start(&binary(), &arguments, environment, &self.ground.path("log/polyfpm.out")));
+        self.supervisor = Some(Running::start(&self.program, &arguments, environment, &self.ground.path("log/polyfpm.out")));
     }
 
     /// Starts the supervisor through another program, which drops rights, and waits for nothing.
