@@ -50,8 +50,13 @@ pub enum Command {
         json: bool,
     },
     /// Show what would run where: shards, CPUs, workers per pool, and how each pool is reached
-    #[command(after_help = "Example:\n  polyfpm plan --instance php8.2\n\nReads only; nothing is started or written.")]
+    #[command(
+        after_help = "Examples:\n  polyfpm plan --instance php8.2\n  polyfpm plan --diff\n\nReads only; nothing is started or written. With --diff the supervisor is asked: without one it ends with 69."
+    )]
     Plan {
+        /// Show what a reload would change against what runs, and why
+        #[arg(long)]
+        diff: bool,
         /// Print the plan as JSON
         #[arg(long)]
         json: bool,

@@ -42,7 +42,7 @@ pub fn run(line: impl IntoIterator<Item = OsString>) -> Exit {
 fn local_command(file: &Path, command: &Command) -> Exit {
     match command {
         Command::Check { json } => check_command(file, Format::json_if(*json)),
-        Command::Plan { json } => plan_command(file, Format::json_if(*json)),
+        Command::Plan { json, diff: _ } => plan_command(file, Format::json_if(*json)),
         Command::Run => run_command(file),
         Command::Upstream { write } => upstream_command(file, *write),
         Command::SelfCheck => self_check_command(file),
@@ -79,6 +79,7 @@ fn remote_of(command: &Command) -> Option<(wire::Command, Format)> {
         Command::Restart { targets, pool, json } => {
             (wire::Command::Restart { selection: Command::selection(targets, pool.as_ref()) }, Format::json_if(*json))
         }
+        Command::Plan { json, diff: true } => (wire::Command::Preview, Format::json_if(*json)),
         Command::Reload { json } => (wire::Command::Reload, Format::json_if(*json)),
         Command::Park { shard } => (wire::Command::Park { shard: shard.clone() }, Format::Text),
         Command::Unpark { shard } => (wire::Command::Unpark { shard: shard.clone() }, Format::Text),

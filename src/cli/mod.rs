@@ -6,6 +6,7 @@ mod dispatch;
 pub mod exit;
 mod map;
 pub mod plan;
+mod preview;
 pub mod progress;
 pub mod remote;
 pub mod report;

@@ -78,7 +78,7 @@ impl Teller {
                 }
                 Exit::from(*code)
             }
-            Reply::Progress(_) | Reply::Status(_) => Exit::Bug,
+            Reply::Progress(_) | Reply::Status(_) | Reply::Preview(_) => Exit::Bug,
         }
     }
 }

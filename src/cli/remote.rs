@@ -7,6 +7,7 @@ use std::path::Path;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::exit::Exit;
+use super::preview;
 use super::progress::{Form, Teller};
 use super::report::{self, Format};
 use super::status;
@@ -40,6 +41,10 @@ async fn ask(socket: &Path, command: Command, format: Format) -> Exit {
         Format::Text if io::stderr().is_terminal() => Form::Terminal,
         Format::Text => Form::Lines,
     };
+    if command == Command::Preview {
+        let answer = call(socket, command, |_| ControlFlow::Continue(())).await;
+        return answer.map_or_else(|error| unanswered(&error), |last| previewed(&last, form, format));
+    }
     let mut teller = Teller::new(form);
     let tell = |reply: &Reply| {
         teller.tell(reply);
@@ -47,6 +52,16 @@ async fn ask(socket: &Path, command: Command, format: Format) -> Exit {
     };
     let answer = call(socket, command, tell).await;
     answer.map_or_else(|error| unanswered(&error), |last| teller.end(&last))
+}
+
+fn previewed(last: &Reply, form: Form, format: Format) -> Exit {
+    let Reply::Preview(preview) = last else {
+        let mut teller = Teller::new(form);
+        teller.tell(last);
+        return teller.end(last);
+    };
+    let width = terminal_size::terminal_size().filter(|_| io::stdout().is_terminal()).map(|(width, _)| width.0);
+    preview::print(preview, format, width)
 }
 
 fn unanswered(error: &ClientError) -> Exit {
@@ -141,7 +156,7 @@ impl Screen {
                 report::failure(message, causes, hint.as_deref());
                 Exit::from(*code)
             }
-            (None, Reply::Done { .. } | Reply::Status(_) | Reply::Progress(_)) => Exit::Done,
+            (None, Reply::Done { .. } | Reply::Status(_) | Reply::Progress(_) | Reply::Preview(_)) => Exit::Done,
         }
     }
 }

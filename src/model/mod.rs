@@ -11,6 +11,7 @@ pub mod ids;
 pub mod listen;
 pub mod plan;
 pub mod pool;
+pub mod preview;
 pub mod problem;
 pub mod settings;
 pub mod snapshot;

@@ -11,6 +11,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::ids::{Generation, PoolName, ShardId};
+use super::preview::Preview;
 use super::snapshot::{JobView, Snapshot};
 
 /// The protocol's version; a server refuses any other.
@@ -56,6 +57,8 @@ pub enum Command {
         #[serde(default)]
         selection: Selection,
     },
+    /// Read everything again and tell what a reload would change.
+    Preview,
     /// Read everything again and change what differs.
     Reload,
     /// Take a shard down, its listeners held.
@@ -105,6 +108,7 @@ impl Command {
         match self {
             Self::Status { .. } => "status",
             Self::Restart { .. } => "restart",
+            Self::Preview => "preview",
             Self::Reload => "reload",
             Self::Park { .. } => "park",
             Self::Unpark { .. } => "unpark",
@@ -178,6 +182,8 @@ pub enum Reply {
     Progress(Progress),
     /// The snapshot.
     Status(Box<Snapshot>),
+    /// What a reload would change; the answer to a `preview`, and its last line.
+    Preview(Box<Preview>),
     /// Done.
     Done {
         /// What was done, a fragment for people.

@@ -249,6 +249,7 @@ impl Supervisor {
             status: state.status.clone(),
             warmups: Vec::new(),
             fingerprint: state.fingerprint.clone(),
+            parts: state.parts.clone(),
             binary: php.binary.clone(),
             arguments: fpm::arguments(php),
             environment: fpm::environment(php, std::env::vars_os()),

@@ -57,23 +57,26 @@ impl Supervisor {
             self.reload_told = true;
             told(self.service.reloading());
         }
-        let serving = self.serving_fingerprints();
-        let proven = self.proven_pools();
-        let input = ReadingInput {
-            file: self.settings.file.clone(),
-            previous: Some(Rc::clone(&self.draft)),
-            former_plan: None,
-            barred: self.barred.all(),
-            serving,
-            proven,
-            taken: self.taken_endpoints(),
-            trials: Trials::Changed,
-        };
+        let input = self.reading_input();
         let (children, events) = (self.children.clone(), self.events.clone());
         drop(tokio::task::spawn_local(async move {
             let result = draft::read(&children, &input).await;
             super::tell(&events, Event::Drafted(Box::new(result))).await;
         }));
+    }
+
+    /// Gives what a reading of everything starts from.
+    pub(super) fn reading_input(&self) -> ReadingInput {
+        ReadingInput {
+            file: self.settings.file.clone(),
+            previous: Some(Rc::clone(&self.draft)),
+            former_plan: None,
+            barred: self.barred.all(),
+            serving: self.serving_fingerprints(),
+            proven: self.proven_pools(),
+            taken: self.taken_endpoints(),
+            trials: Trials::Changed,
+        }
     }
 
     /// Gives the pools that a master has served with, adopted ones included.
@@ -150,27 +153,26 @@ impl Supervisor {
 
     /// Gives the job that brings what runs in line with the present draft.
     pub(super) fn difference(&mut self) -> JobOrder {
-        let serving = self.serving_fingerprints();
-        let mut changed: Vec<ShardId> = self
-            .draft
-            .blueprints
-            .iter()
-            .filter(|(id, blueprint)| serving.get(*id) != Some(&blueprint.fingerprint))
-            .map(|(id, _)| id.clone())
-            .collect();
+        let draft = Rc::clone(&self.draft);
+        let (changed, retire) = self.differing(&draft);
         for id in &changed {
             self.fleet.blueprint_changed(id);
         }
-        // From the last shard to the first: a pool that becomes split keeps its old path, which shard 1 takes, to the end.
-        changed.sort_by(|one, other| one.group.cmp(&other.group).then(other.index.cmp(&one.index)));
-        let retire = self
-            .fleet
-            .shards()
-            .filter(|shard| shard.wanted() != Wanted::Retired && !self.draft.blueprints.contains_key(shard.id()))
-            .map(|shard| shard.id().clone())
-            .collect();
         let nginx = if self.draft.nginx.is_some() { NginxStep::Last } else { NginxStep::None };
         JobOrder { kind: JobKind::Apply, shards: changed, together: Vec::new(), retire, nginx }
+    }
+
+    /// Gives the shards of which a draft makes something else than what serves, in the order of their turns, and those that it
+    /// has no longer.
+    pub(super) fn differing(&self, draft: &Draft) -> (Vec<ShardId>, Vec<ShardId>) {
+        let serving = self.serving_fingerprints();
+        let differs = |(id, blueprint): &(&ShardId, &Rc<super::blueprint::Blueprint>)| serving.get(*id) != Some(&blueprint.fingerprint);
+        let mut changed: Vec<ShardId> = draft.blueprints.iter().filter(differs).map(|(id, _)| id.clone()).collect();
+        // From the last shard to the first: a pool that becomes split keeps its old path, which shard 1 takes, to the end.
+        changed.sort_by(|one, other| one.group.cmp(&other.group).then(other.index.cmp(&one.index)));
+        let gone = self.fleet.shards().filter(|shard| shard.wanted() != Wanted::Retired && !draft.blueprints.contains_key(shard.id()));
+        let retire = gone.map(|shard| shard.id().clone()).collect();
+        (changed, retire)
     }
 
     /// A file of a bad pool changed: it is tried again.
@@ -185,7 +187,8 @@ impl Supervisor {
     }
 }
 
-fn refusal(unread: &Unread) -> Reply {
+/// Gives the answer to a reading from which nothing came.
+pub(super) fn refusal(unread: &Unread) -> Reply {
     let errors = unread.problems.iter().filter(|problem| problem.severity == crate::model::problem::Severity::Error);
     let (code, message, hint) = match unread.fault {
         Fault::Files => (

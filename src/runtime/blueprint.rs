@@ -1,5 +1,6 @@
 //! What one shard is made from: its share of the plan, rendered and digested.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -35,6 +36,8 @@ pub struct Blueprint {
     pub warmups: Vec<Warmup>,
     /// The digest of all that matters.
     pub fingerprint: Fingerprint,
+    /// A digest of each part that is not its configuration, by which a change is told; empty where it is not known.
+    pub parts: BTreeMap<String, String>,
     /// The php-fpm binary.
     pub binary: PathBuf,
     /// Its arguments besides the configuration file.

@@ -306,6 +306,10 @@ impl Supervisor {
             }
             Event::Sampled { master, sample } => self.sampled(&master, *sample),
             Event::Drafted(result) => self.drafted(*result),
+            Event::Previewed(read) => {
+                let (result, replies) = *read;
+                self.previewed(result, replies);
+            }
             Event::Nginx(report) => self.nginx_reported(*report),
             Event::NginxSettled { reload } => self.nginx_settled(reload),
             Event::Kept { job, waits } => self.kept.answered(job, waits),

@@ -80,6 +80,7 @@ impl Supervisor {
         match command {
             Command::Status { .. } => replies.finish(Reply::Status(Box::new(self.picture()))),
             Command::Restart { selection } => self.restart(&selection, Some(replies)),
+            Command::Preview => self.preview(replies),
             Command::Reload => {
                 self.barred.clear();
                 self.reload(Some(replies));

@@ -317,7 +317,11 @@ impl Workshop {
         let warmups = self.settings.restart.warmup.iter().filter(|warmup| asked(&warmup.pool)).cloned().collect();
         let environment = fpm::environment(&self.settings.php, std::env::vars_os());
         let extra = format!("{}{environment:?}{:?}", plan::placement_fingerprint_text(shard), self.settings.limits);
+        let mut parts = self.installation.parts.clone();
+        parts.insert("environment of php-fpm".to_owned(), fpm::digest_of(format!("{environment:?}").as_bytes()));
+        parts.insert("limits".to_owned(), fpm::digest_of(format!("{:?}", self.settings.limits).as_bytes()));
         Ok(Blueprint {
+            parts,
             fingerprint: self.installation.fingerprint(&rendered.text, &extra),
             plan: shard.clone(),
             config: rendered.text,

@@ -1,6 +1,7 @@
 //! What the loop hears from its tasks.
 
 use crate::core::health::Sample;
+use crate::edge::control::replies::ReplySink;
 use crate::model::ids::MasterId;
 use crate::sys::children::Exit;
 
@@ -50,6 +51,8 @@ pub(super) enum Event {
     },
     /// Settings, pool files and NGINX were read again.
     Drafted(Box<DraftResult>),
+    /// The same, only to be told what would come of it.
+    Previewed(Box<(DraftResult, ReplySink)>),
     /// The NGINX step has ended.
     Nginx(Box<NginxReport>),
     /// The NGINX workers from before a reload are gone.

@@ -30,6 +30,7 @@ mod orphans;
 mod paths;
 mod picture;
 mod pinning;
+mod preview;
 mod prove;
 mod quiet;
 mod record;

@@ -9,6 +9,7 @@
 //!
 //! None holds a value of the environment: those may be secrets.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -54,6 +55,9 @@ pub(super) struct MasterState {
     pub pid: Option<ProcessState>,
     /// What it was made from.
     pub fingerprint: Fingerprint,
+    /// Digests of what else it was made from (`Blueprint::parts`).
+    #[serde(default)]
+    pub parts: BTreeMap<String, String>,
     /// What it carries.
     pub plan: ShardPlan,
     /// Its private status listeners.
@@ -85,6 +89,7 @@ impl MasterState {
             boot: boot_id(),
             pid: pid.map(process),
             fingerprint: blueprint.fingerprint.clone(),
+            parts: blueprint.parts.clone(),
             plan: blueprint.plan.clone(),
             status: blueprint.status.clone(),
             sockets: sockets.iter().map(socket_state).collect(),

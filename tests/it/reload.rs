@@ -2,6 +2,7 @@
 
 mod masters;
 mod pools;
+mod preview;
 mod quarantine;
 mod refused;
 mod take_in;

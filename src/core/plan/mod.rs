@@ -12,6 +12,7 @@
 mod admit;
 mod assemble;
 mod cpus;
+mod difference;
 mod division;
 mod fingerprint;
 mod groups;
@@ -27,6 +28,7 @@ mod seats;
 mod tests;
 
 pub use cpus::{Laid, lay_out};
+pub use difference::{Make, pool_differences, shard_difference};
 pub use fingerprint::placement_fingerprint_text;
 pub use names::upstream_name;
 

@@ -144,7 +144,7 @@ async fn ask(socket: &Path, command: Command, mut on_reply: impl FnMut(&Reply) -
             (reply, _) => reply,
         }?;
         first = false;
-        if on_reply(&reply).is_break() || matches!(reply, Reply::Done { .. } | Reply::Error { .. }) {
+        if on_reply(&reply).is_break() || matches!(reply, Reply::Done { .. } | Reply::Preview(_) | Reply::Error { .. }) {
             return Ok(reply);
         }
     }

@@ -1,5 +1,6 @@
 //! A digest of everything a master is made from, so that a reload hands over only the shards for which something changed.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -30,6 +31,8 @@ pub enum FingerprintError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Installation {
     digest: [u8; 32],
+    /// A digest of each part by what it is: by these a change is told.
+    pub parts: BTreeMap<String, String>,
     /// The binary, php.ini, every scanned file and directory, every extension: what to watch for changes.
     pub watched: Vec<PathBuf>,
 }
@@ -41,13 +44,23 @@ impl Installation {
         for part in [&self.digest[..], configuration, extra.as_bytes()] {
             field(&mut hasher, part);
         }
-        let mut text = String::with_capacity(64);
-        for byte in hasher.finalize() {
-            // Writing to a string cannot fail.
-            let _written = write!(text, "{byte:02x}");
-        }
-        Fingerprint(text)
+        Fingerprint(hex(&hasher.finalize()))
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        // Writing to a string cannot fail.
+        let _written = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+/// Gives a short digest of one part, by which a change of it is recognised. Contents may hold secrets, digests do not.
+pub fn digest_of(part: &[u8]) -> String {
+    let digest = hex(&Sha256::digest(part));
+    digest.get(..16).unwrap_or_default().to_owned()
 }
 
 /// Adds a part with its length, so that no two lists of parts look alike.
@@ -71,10 +84,15 @@ pub async fn installation(tool: &Tool) -> Result<Installation, FingerprintError>
     let layout = Layout::read(&String::from_utf8_lossy(&told.stdout));
     let mut hasher = Sha256::new();
     let mut watched = vec![tool.php.binary.clone()];
-    field(&mut hasher, stamp(&tool.php.binary).as_bytes());
-    for argument in super::arguments(&tool.php) {
+    let mut parts = BTreeMap::new();
+    let binary = stamp(&tool.php.binary);
+    field(&mut hasher, binary.as_bytes());
+    parts.insert(format!("binary {}", tool.php.binary.display()), digest_of(binary.as_bytes()));
+    let arguments = super::arguments(&tool.php);
+    for argument in &arguments {
         field(&mut hasher, argument.as_encoded_bytes());
     }
+    parts.insert("arguments of php-fpm".to_owned(), digest_of(format!("{arguments:?}").as_bytes()));
     for directory in &layout.directories {
         watched.push(directory.clone());
     }
@@ -82,13 +100,16 @@ pub async fn installation(tool: &Tool) -> Result<Installation, FingerprintError>
         let content = fs::read(file).unwrap_or_default();
         field(&mut hasher, file.as_os_str().as_encoded_bytes());
         field(&mut hasher, &content);
+        parts.insert(format!("ini file {}", file.display()), digest_of(&content));
         for extension in extensions(&content, layout.extension_directory.as_deref()) {
-            field(&mut hasher, stamp(&extension).as_bytes());
+            let written = stamp(&extension);
+            field(&mut hasher, written.as_bytes());
+            parts.insert(format!("extension {}", extension.display()), digest_of(written.as_bytes()));
             watched.push(extension);
         }
         watched.push(file.clone());
     }
-    Ok(Installation { digest: hasher.finalize().into(), watched })
+    Ok(Installation { digest: hasher.finalize().into(), parts, watched })
 }
 
 /// Which file it is and whether it was written: path, inode, size, time.
@@ -192,8 +213,8 @@ mod tests {
 
     #[test]
     fn every_part_counts() {
-        let one = Installation { digest: [1; 32], watched: Vec::new() };
-        let two = Installation { digest: [2; 32], watched: Vec::new() };
+        let one = Installation { digest: [1; 32], parts: BTreeMap::new(), watched: Vec::new() };
+        let two = Installation { digest: [2; 32], parts: BTreeMap::new(), watched: Vec::new() };
         let all = [one.fingerprint(b"a", "b"), one.fingerprint(b"ab", ""), one.fingerprint(b"a", "c"), two.fingerprint(b"a", "b")];
         assert_eq!(one.fingerprint(b"a", "b"), all[0]);
         for (at, print) in all.iter().enumerate() {

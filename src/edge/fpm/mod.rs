@@ -25,7 +25,7 @@ use crate::sys::spawn::Command;
 pub use build::{Learned, ProbeError, learn, probe};
 pub use environment::environment;
 pub use files::{FilesError, FoundFiles, read_files};
-pub use fingerprint::{FingerprintError, Installation, installation};
+pub use fingerprint::{FingerprintError, Installation, digest_of, installation};
 pub use startup::startup_complaints;
 pub use trial::{Trial, TrialError, find_bad_pools, try_shard};
 

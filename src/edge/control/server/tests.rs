@@ -76,7 +76,7 @@ async fn reply(stream: &mut BufReader<UnixStream>) -> Option<Reply> {
 fn code(reply: &Reply) -> Option<ErrorCode> {
     match reply {
         Reply::Error { code, .. } => Some(*code),
-        Reply::Progress(_) | Reply::Status(_) | Reply::Done { .. } => None,
+        Reply::Progress(_) | Reply::Status(_) | Reply::Preview(_) | Reply::Done { .. } => None,
     }
 }
 
