@@ -18,6 +18,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -32,6 +33,7 @@ use crate::edge::fpm;
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::{Generation, MasterId, ShardId};
 use crate::model::plan::Plan;
+use crate::sys::directory::Batch;
 use crate::sys::listener::{FileId, Listener};
 use crate::sys::notify::NotifySocket;
 use crate::sys::pidfd;
@@ -182,6 +184,7 @@ impl Supervisor {
             process,
             alive: true,
             reopen_when_ready: false,
+            launched: SystemTime::now(),
             directory: directory.to_owned(),
             status,
             tasks,
@@ -340,6 +343,7 @@ impl Supervisor {
     /// Notes what stands at the public paths of a shard; the generation `id` takes those of its paths that it has not.
     fn restore_paths(&mut self, id: &MasterId) {
         let Some(set) = self.masters.get(id).map(|master| master.sockets.clone()) else { return };
+        let _batch = Batch::begin();
         let of_shard = self.masters.values().filter(|master| master.id.shard == id.shard);
         let standing: SocketSet = of_shard.flat_map(|master| &master.sockets).filter(|held| stands(held)).cloned().collect();
         // One that is gone from its path, and had it, is made again like any other.

@@ -35,6 +35,7 @@ use crate::model::ids::{MasterId, ShardId};
 use crate::model::problem::{Problem, Severity};
 use crate::model::time::Moment;
 use crate::sys::children::{Children, Subreaper};
+use crate::sys::directory::Batch;
 use crate::sys::handoff::Deaf;
 use crate::sys::lock::{InstanceLock, LockError};
 use crate::sys::signals::{Received, Signals};
@@ -272,10 +273,15 @@ impl Supervisor {
         }
         let parked = |id: &ShardId| self.fleet.shard(id).is_some_and(|shard| shard.wanted() == Wanted::Parked);
         let ids: Vec<ShardId> = self.draft.blueprints.keys().filter(|id| !parked(id)).cloned().collect();
+        if self.masters.is_empty() {
+            let shards = ids.iter().filter_map(|id| self.draft.blueprints.get(id));
+            self.sockets.bind_ahead(shards.flat_map(|blueprint| &blueprint.plan.placements).map(|placement| &placement.listener));
+        }
         for id in ids {
             let actions = self.fleet.start(&id, self.now());
             self.carry_out(actions);
         }
+        self.sockets.end_ahead();
     }
 
     /// Takes one event of a task.
@@ -296,8 +302,10 @@ impl Supervisor {
                 fault::point("proven");
                 let generation = master.generation;
                 let input = match result {
-                    Ok(complaints) => {
-                        self.tolerated = complaints.unwrap_or_else(|| std::mem::take(&mut self.tolerated));
+                    Ok(installation) => {
+                        if let Some(installation) = installation {
+                            self.loaded(&master, *installation);
+                        }
                         Input::Proven { generation }
                     }
                     Err(why) => Input::NotProven { generation, why: self.with_last_words(&master, why) },
@@ -447,9 +455,11 @@ impl Supervisor {
     }
 
     fn clean_up(&mut self) {
+        let batch = Batch::begin();
         for endpoint in self.sockets.endpoints() {
             self.sockets.unpublish(&endpoint);
         }
+        drop(batch);
         self.held.clear();
         self.paths.clear();
         for replies in self.stops.drain(..) {

@@ -39,8 +39,8 @@ pub(super) enum Event {
     Proven {
         /// Which one.
         master: MasterId,
-        /// Why not; else what PHP complained of at its start, where that was asked.
-        result: Result<Option<std::collections::BTreeSet<String>>, String>,
+        /// Why not; else the installation as it is now, where that was asked.
+        result: Result<Option<Box<crate::edge::fpm::Installation>>, String>,
     },
     /// A look at a serving shard has ended.
     Sampled {

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use nix::unistd::Pid;
 
@@ -28,6 +28,7 @@ use crate::model::ids::{MasterId, PoolName};
 use crate::model::listen::ListenerPlan;
 use crate::model::settings::{Limit as SettingsLimit, Limits};
 use crate::sys::children::{Child, Exit};
+use crate::sys::directory::Batch;
 use crate::sys::notify::{NotifyError, NotifySocket};
 use crate::sys::proc::Proc;
 use crate::sys::spawn::{Command, Limit, Output, Resource, Session, SpawnError};
@@ -105,6 +106,7 @@ impl Supervisor {
             self.sockets.release(set);
             return Err(error.into());
         }
+        let launched = SystemTime::now();
         match self.start_process(id, &directory, &set, blueprint) {
             Ok((child, status, notify)) => {
                 let pid = child.pid();
@@ -124,6 +126,7 @@ impl Supervisor {
                     process: None,
                     alive: true,
                     reopen_when_ready: false,
+                    launched,
                     directory,
                     status,
                     tasks,
@@ -146,6 +149,7 @@ impl Supervisor {
         };
         let held = self.held.get(&id.shard).cloned().unwrap_or_default();
         let mut set = SocketSet::new();
+        let _batch = Batch::begin();
         for placement in &blueprint.plan.placements {
             match self.sockets.acquire(id, &placement.listener, &held, binding) {
                 Ok(socket) => {

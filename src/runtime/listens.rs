@@ -10,7 +10,7 @@ use crate::model::ids::PoolName;
 use crate::model::listen::Access;
 use crate::model::pool::{ListenNames, Pool, PoolFiles, Quarantined};
 use crate::model::problem::Problem;
-use crate::sys::directory::{self, DirectoryError};
+use crate::sys::directory::{self, Batch, DirectoryError};
 use crate::sys::proc::{Mounts, Proc};
 use crate::sys::users::{self, UserError};
 
@@ -18,6 +18,7 @@ use crate::sys::users::{self, UserError};
 pub(super) fn resolve_all(files: &PoolFiles, prefix: &Path) -> (BTreeMap<PoolName, ResolvedListen>, Vec<Quarantined>) {
     let (mut listens, mut bad) = (BTreeMap::new(), Vec::new());
     let mut host = HostView { mounts: Proc::default().mounts().ok(), names: HashMap::new() };
+    let _batch = Batch::begin();
     for pool in &files.pools {
         match resolve(pool, prefix, &mut host) {
             Ok(resolved) => {

@@ -5,6 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -42,6 +43,8 @@ pub(super) struct Master {
     pub alive: bool,
     /// Whether it has to reopen its logs once it is ready.
     pub reopen_when_ready: bool,
+    /// When it was about to be started.
+    pub(super) launched: SystemTime,
     /// Its private directory.
     pub directory: PathBuf,
     /// Its private status sockets: pool and path.

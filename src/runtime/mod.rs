@@ -4,6 +4,7 @@
 //! `supervisor` carries the actions out. What takes time is a task that reports back.
 
 mod adopt;
+mod ahead;
 mod apply;
 mod barred;
 mod blueprint;

@@ -51,6 +51,7 @@ impl Supervisor {
             process: None,
             alive: false,
             reopen_when_ready: false,
+            launched: std::time::SystemTime::now(),
             directory: directory.to_owned(),
             status: Vec::new(),
             tasks: Vec::new(),

@@ -1,13 +1,16 @@
 //! Proving a new master before it takes traffic: it answers on its private sockets and passes its warm-up (P28).
 
 use std::path::PathBuf;
+use std::rc::Rc;
 
-use super::blueprint::StatusPoint;
+use super::blueprint::{Blueprint, StatusPoint};
+use super::draft::{ENVIRONMENT_PART, LIMITS_PART};
 use super::events::Event;
 use super::fault;
+use super::state::MasterState;
 use super::supervisor::Supervisor;
 use crate::edge::fastcgi;
-use crate::edge::fpm::{self, Tool};
+use crate::edge::fpm::{self, Installation, Tool};
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::MasterId;
 use crate::model::pool::ProcessManager;
@@ -44,19 +47,41 @@ impl Supervisor {
         let tolerated = self.tolerated.clone();
         let task = tokio::task::spawn_local(async move {
             fault::point("proof begun");
-            let complaints = match tool {
-                Some(tool) => fpm::startup_complaints(&tool).await.ok(),
+            let installation = match tool {
+                Some(tool) => fpm::installation(&tool).await.ok(),
                 None => None,
             };
-            let fresh = complaints.iter().flatten().find(|complaint| !tolerated.contains(*complaint));
+            let fresh =
+                installation.iter().flat_map(|installation| &installation.complaints).find(|complaint| !tolerated.contains(*complaint));
             let result = match fresh {
                 // A master that starts without what the old one has is no successor.
                 Some(complaint) => Err(format!("PHP says at its start: {complaint}")),
-                None => prove(&questions, &warmups, timeout).await.map(|()| complaints),
+                None => prove(&questions, &warmups, timeout).await.map(|()| installation.map(Box::new)),
             };
             super::tell(&events, Event::Proven { master: id, result }).await;
         });
         master.tasks.push(task);
+    }
+}
+
+impl Supervisor {
+    /// Notes what a master that replaces another was loaded with: php.ini may have changed since the last reading, and the next
+    /// one must not find the master changed for that.
+    pub(super) fn loaded(&mut self, id: &MasterId, installation: Installation) {
+        if let Some(master) = self.masters.get_mut(id)
+            && let Some(fingerprint) = installation.renew(&master.blueprint.fingerprint, master.launched)
+            && fingerprint != master.blueprint.fingerprint
+        {
+            let mut parts = installation.parts;
+            let own = [ENVIRONMENT_PART, LIMITS_PART].into_iter().filter_map(|name| master.blueprint.parts.get_key_value(name));
+            parts.extend(own.map(|(name, digest)| (name.clone(), digest.clone())));
+            master.blueprint = Rc::new(Blueprint { fingerprint, parts, ..(*master.blueprint).clone() });
+            let state = MasterState::of(id, master.pid, &master.sockets, &master.blueprint);
+            let directory = master.directory.clone();
+            let result = self.write_master(&directory, &state);
+            self.note_written(directory.join("master.json"), result);
+        }
+        self.tolerated = installation.complaints;
     }
 }
 

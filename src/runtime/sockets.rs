@@ -16,11 +16,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
+use super::ahead::Ahead;
 use super::fault;
 use crate::model::cpus::CpuSet;
 use crate::model::endpoint::Endpoint;
-use crate::model::ids::MasterId;
+use crate::model::ids::{Generation, MasterId};
 use crate::model::listen::{Handover, ListenerPlan};
+use crate::sys::directory::Batch;
 use crate::sys::listener::{self, BindError, Expected, FileId, Listener, PublishError};
 use crate::sys::reuseport::{ReuseportGroup, SteerError, Waiting};
 
@@ -136,6 +138,8 @@ pub(super) struct Sockets {
     lost: BTreeSet<Endpoint>,
     /// Counts changes of what stands where.
     changes: u64,
+    /// Bound before anybody asked for them.
+    ahead: Ahead,
 }
 
 impl Sockets {
@@ -155,6 +159,16 @@ impl Sockets {
             self.gathering.insert(plan.endpoint.clone(), Arc::downgrade(&acquired.listener));
         }
         Ok(acquired)
+    }
+
+    /// Binds the unix listeners of the first masters of a start, all at once.
+    pub(super) fn bind_ahead<'p>(&mut self, plans: impl Iterator<Item = &'p ListenerPlan>) {
+        self.ahead = Ahead::bind(plans, &suffix_of(FIRST));
+    }
+
+    /// Removes what was bound ahead and not asked for.
+    pub(super) fn end_ahead(&mut self) {
+        std::mem::take(&mut self.ahead).rest().for_each(|listener| discard_listener(&listener));
     }
 
     /// Forgets what those had in common who came in together, or were to: who does so next binds anew.
@@ -186,10 +200,14 @@ impl Sockets {
         let suffix = match (binding, plan.handover) {
             // Shards count their generations each for itself, and the path is that of all of them.
             (Binding::Together, Handover::Share) => format!(".{}-{:x}", master.shard.index, master.generation.0),
-            _ => format!(".{:x}", master.generation.0),
+            _ => suffix_of(master.generation),
         };
-        let listener =
-            listener::bind_unix(path, &suffix, &plan.access, plan.backlog_connections).map_err(|source| bind_error(plan, source))?;
+        let listener = match self.ahead.take(path, &suffix) {
+            Some(listener) => listener,
+            None => {
+                listener::bind_unix(path, &suffix, &plan.access, plan.backlog_connections).map_err(|source| bind_error(plan, source))?
+            }
+        };
         let held = Held { plan: plan.clone(), listener: Arc::new(listener), bound_for: master.clone() };
         if binding == Binding::AtOnce
             && let Err(error) = self.publish(&held)
@@ -239,6 +257,7 @@ impl Sockets {
     /// # Errors
     /// One path cannot be taken; those taken before it are given back.
     pub(super) fn switch(&mut self, set: &[Held]) -> Result<(), SocketError> {
+        let _batch = Batch::begin();
         let fresh: Vec<&Held> = set.iter().filter(|held| !self.is_public(held)).collect();
         let mut taken: Vec<(&Held, Option<Published>)> = Vec::new();
         for held in fresh {
@@ -425,6 +444,7 @@ impl Sockets {
 
     /// Closes what is kept of a master's sockets that no other set shares.
     pub(super) fn release(&mut self, set: SocketSet) {
+        let _batch = Batch::begin();
         for held in set {
             let public = self.is_public(&held);
             if public || self.is_theirs(&held.listener) || Arc::strong_count(&held.listener) > 1 {
@@ -446,6 +466,13 @@ impl Sockets {
             tracing::warn!(endpoint = %held.plan.endpoint, error = %error, "listener did not leave its group");
         }
     }
+}
+
+/// The generation of each shard's first master.
+const FIRST: Generation = Generation(1);
+
+fn suffix_of(generation: Generation) -> String {
+    format!(".{:x}", generation.0)
 }
 
 /// Gives the CPUs that belong to one master alone. A CPU of two would starve one of them, and a shard that is not pinned has none.

@@ -12,6 +12,7 @@
 //! Source: openat(2), "Rationale for openat()"; open(2), `O_PATH`; sticky directories: unlink(2), `EPERM`.
 
 mod again;
+mod batch;
 mod stamp;
 
 use std::collections::VecDeque;
@@ -22,10 +23,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 
 pub use again::Remembered;
+pub use batch::Batch;
 pub use stamp::Stamp;
 
 /// The kernel's own limit on links in one path. Source: `path_resolution(7)`, `MAXSYMLINKS`.
@@ -115,14 +118,15 @@ impl DirectoryError {
     }
 }
 
-/// A directory that was reached safely, held open.
-#[derive(Debug)]
+/// A directory that was reached safely, held open. Clones share the handle.
+#[derive(Debug, Clone)]
 pub struct SafeDirectory {
     /// The handle (`O_PATH | O_DIRECTORY`, close-on-exec).
-    pub fd: OwnedFd,
+    pub fd: Arc<OwnedFd>,
     /// Its path with every link resolved.
     pub path: PathBuf,
     stable: bool,
+    guarded: bool,
 }
 
 impl SafeDirectory {
@@ -131,6 +135,10 @@ impl SafeDirectory {
     /// # Errors
     /// When the path is relative, a component is missing or no directory, or a link is not to be trusted.
     pub fn open(path: &Path) -> Result<Self, DirectoryError> {
+        batch::reach(path, || Self::walk_to(path))
+    }
+
+    fn walk_to(path: &Path) -> Result<Self, DirectoryError> {
         let mut walk = Walk::start(path)?;
         while let Some(component) = walk.pending.pop_front() {
             let entry = walk.look(&component)?;
@@ -146,12 +154,9 @@ impl SafeDirectory {
         self.stable
     }
 
-    /// Gives a second handle on the same directory.
-    ///
-    /// # Errors
-    /// When no further file can be opened.
-    pub fn try_clone(&self) -> io::Result<Self> {
-        Ok(Self { fd: self.fd.try_clone()?, path: self.path.clone(), stable: self.stable })
+    /// Tells whether nobody but root, or this process's user, could change what is in it when it was opened.
+    pub fn is_guarded(&self) -> bool {
+        self.guarded
     }
 }
 
@@ -176,6 +181,9 @@ impl Located {
 /// # Errors
 /// When the path is relative or names no file, a directory is missing, or a link is not to be trusted.
 pub fn locate(path: &Path) -> Result<Located, DirectoryError> {
+    if let Some(located) = batch::locate(path) {
+        return Ok(located);
+    }
     let mut walk = Walk::start(path)?;
     while let Some(component) = walk.pending.pop_front() {
         if !walk.pending.is_empty() || component == ".." {
@@ -320,7 +328,8 @@ impl<'p> Walk<'p> {
     }
 
     fn into_directory(self) -> SafeDirectory {
-        SafeDirectory { fd: self.fd, path: self.path, stable: self.stable }
+        let guarded = root_alone_writes(&self.stat);
+        SafeDirectory { fd: Arc::new(self.fd), path: self.path, stable: self.stable, guarded }
     }
 }
 

@@ -140,9 +140,15 @@ type Carried<'a> = (&'a str, Option<&'a str>, &'a str);
 
 /// What a reading says of its pools apart from what a shard changes.
 fn carried(files: &PoolFiles) -> BTreeMap<&str, Vec<Carried<'_>>> {
-    const CHANGED: [&str; 9] = [
+    const CHANGED: [&str; 15] = [
         "ping.response",
         "listen",
+        "listen.acl_groups",
+        "listen.acl_users",
+        "listen.backlog",
+        "listen.group",
+        "listen.mode",
+        "listen.owner",
         "pm.max_children",
         "pm.start_servers",
         "pm.min_spare_servers",

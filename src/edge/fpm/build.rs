@@ -62,28 +62,46 @@ const FIRST_CONSTANTS: [&str; 12] = [
 /// # Cancel safety
 /// Dropping the future ends the run under way.
 pub async fn probe(tool: &Tool) -> Result<FpmBuild, ProbeError> {
-    let words = FIRST_CONSTANTS.iter().map(|word| (*word).to_owned()).collect();
+    probe_with(tool, &BTreeSet::new()).await
+}
+
+/// Asks as [`probe`] does, and at the same time what `words` mean.
+///
+/// # Errors
+/// As [`probe`].
+///
+/// # Cancel safety
+/// Dropping the future ends the run under way.
+pub(super) async fn probe_with(tool: &Tool, words: &BTreeSet<String>) -> Result<FpmBuild, ProbeError> {
+    let words: BTreeSet<String> = words.iter().cloned().chain(FIRST_CONSTANTS.map(str::to_owned)).collect();
     let lines = question(&words, &BTreeSet::new(), Version(0, 0, 0));
-    // A start waits for these runs, so what a php-fpm of today can do is asked in one, beside the question for its version.
-    let (global, pool) = (format!("{LONG_LINES}\n{SYSTEMD}"), format!("{STATUS_LISTEN}\n{lines}"));
-    let (answer, new) = tokio::join!(tool.run(["-v".into()]), dump(tool, &global, &pool));
-    let answer = answer?;
-    let version = version(&answer.stdout).ok_or_else(|| ProbeError::NotFpm {
-        program: tool.php.binary.display().to_string(),
-        answer: first_line(&[&answer.stdout[..], &answer.stderr].concat()),
-    })?;
-    let mut build = FpmBuild { version, systemd: true, status_listen: true, constants: BTreeMap::new() };
-    let told = match new {
-        Ok(told) => told,
+    // A start waits for this run, so all that a php-fpm of today can do is asked in one.
+    let new = dump(tool, &format!("{LONG_LINES}\n{SYSTEMD}"), &format!("{STATUS_LISTEN}\n{lines}")).await;
+    let mut build = FpmBuild { version: Version(0, 0, 0), systemd: true, status_listen: true, constants: BTreeMap::new() };
+    match new {
+        Ok(told) => {
+            build.constants = constants_in(&told, &words);
+            let version = build.constants.get("PHP_VERSION").and_then(|text| numbers(text));
+            build.version = if let Some(version) = version { version } else { told_version(tool).await? };
+        }
         Err(ProbeError::Refused { .. }) => {
+            build.version = told_version(tool).await?;
             build.systemd = accepts(tool, SYSTEMD, "").await?;
             build.status_listen = accepts(tool, "", STATUS_LISTEN).await?;
-            dump(tool, long_lines(version), &lines).await?
+            build.constants = constants_in(&dump(tool, long_lines(build.version), &lines).await?, &words);
         }
         Err(error) => return Err(error),
-    };
-    build.constants = constants_in(&told, &words);
+    }
     Ok(build)
+}
+
+/// Asks for the version alone.
+async fn told_version(tool: &Tool) -> Result<Version, ProbeError> {
+    let answer = tool.run(["-v".into()]).await?;
+    version(&answer.stdout).ok_or_else(|| ProbeError::NotFpm {
+        program: tool.php.binary.display().to_string(),
+        answer: first_line(&[&answer.stdout[..], &answer.stderr].concat()),
+    })
 }
 
 /// Keeps a dump from being cut; known from 7.3 on.
@@ -107,7 +125,12 @@ fn version(printed: &[u8]) -> Option<Version> {
     let text = String::from_utf8_lossy(printed);
     // A php-cli binary is no php-fpm, whatever it is called. Extensions may print warnings before the version.
     let line = text.lines().find(|line| line.starts_with("PHP ") && line.contains("(fpm-fcgi)"))?;
-    let mut numbers = line.split_whitespace().nth(1)?.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
+    numbers(line.split_whitespace().nth(1)?)
+}
+
+/// Takes the numbers out of a version such as `8.4.0RC1`.
+fn numbers(text: &str) -> Option<Version> {
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
     Some(Version(numbers.next()??, numbers.next()??, numbers.next().flatten().unwrap_or_default()))
 }
 

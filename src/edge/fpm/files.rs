@@ -5,10 +5,10 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::model::host::FpmBuild;
+use crate::model::host::{FpmBuild, Version};
 use crate::text::fpm::{IncludeError, IncludeRequest, ReadContext, Reading, RunsAs, SourceFile, read};
 
-use super::build::{ProbeError, learn};
+use super::build::{ProbeError, learn, probe_with};
 use super::glob::{fixed_part, glob};
 use super::{Tool, prefix};
 
@@ -21,8 +21,8 @@ const ROUNDS: usize = 4;
 /// Says why the files could not be read at all. Faults in them are in the reading.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
-    /// The binary could not be asked what words mean.
-    #[error("ask php-fpm what the words of its files mean")]
+    /// The binary could not be asked what it can do, and what words mean.
+    #[error(transparent)]
     Probe(#[from] ProbeError),
     /// The reading itself was given up.
     #[error("read the pool files")]
@@ -40,6 +40,47 @@ pub struct FoundFiles {
     pub watched: Vec<PathBuf>,
 }
 
+/// Asks the binary what it can do and reads `php.config` and everything it includes.
+///
+/// A run of the binary takes longer than the reading, so the files are read first, as a php-fpm of today would read them; then
+/// one run tells what can be done and what all their words mean. Only where that differs are they read again.
+///
+/// # Errors
+/// As [`read_files`], and when the binary is no php-fpm.
+///
+/// # Cancel safety
+/// Dropping the future ends the run under way.
+pub async fn probe_and_read(tool: &Tool) -> Result<(FpmBuild, FoundFiles), FilesError> {
+    let context = context(tool, &guess(&tool.php.binary));
+    let found = read_once(tool.php.config.clone(), context.clone()).await?;
+    let mut build = probe_with(tool, &found.reading.words).await?;
+    let real = self::context(tool, &build);
+    let same = context.reads_like(&real) && found.reading.variables.is_empty();
+    if same && !found.reading.words.iter().any(|word| build.constants.contains_key(word)) {
+        return Ok((build, FoundFiles { context: real, ..found }));
+    }
+    let asked = Reading { words: found.reading.words, ..Reading::default() };
+    let found = read_on(tool, &mut build, asked).await?;
+    Ok((build, found))
+}
+
+/// Guesses what a binary can do from its name, such as `php-fpm8.2`.
+fn guess(binary: &Path) -> FpmBuild {
+    let name = binary.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mut numbers = name.trim_start_matches(|c: char| !c.is_ascii_digit()).split('.').map(str::parse);
+    let version = match (numbers.next(), numbers.next()) {
+        // Of each branch the last release, which most hosts have.
+        (Some(Ok(major)), Some(Ok(minor))) => Version(major, minor, u32::MAX),
+        _ => Version(8, 4, u32::MAX),
+    };
+    FpmBuild { version, systemd: true, status_listen: true, constants: Default::default() }
+}
+
+fn context(tool: &Tool, build: &FpmBuild) -> ReadContext {
+    let runs_as = if nix::unistd::geteuid().is_root() { RunsAs::Root } else { RunsAs::Other };
+    ReadContext { prefix: prefix(&tool.php, build), build: build.clone(), variables: Default::default(), runs_as }
+}
+
 /// Reads `php.config` and everything it includes. Constants that turn up are added to `build`.
 ///
 /// # Errors
@@ -48,9 +89,12 @@ pub struct FoundFiles {
 /// # Cancel safety
 /// Dropping the future ends the run under way and changes nothing but `build`.
 pub async fn read_files(tool: &Tool, build: &mut FpmBuild) -> Result<FoundFiles, FilesError> {
-    let runs_as = if nix::unistd::geteuid().is_root() { RunsAs::Root } else { RunsAs::Other };
-    let mut context = ReadContext { prefix: prefix(&tool.php, build), build: build.clone(), variables: Default::default(), runs_as };
-    let mut asked = Reading::default();
+    read_on(tool, build, Reading::default()).await
+}
+
+/// Reads until nothing new is to be asked; the words of `asked` have been.
+async fn read_on(tool: &Tool, build: &mut FpmBuild, mut asked: Reading) -> Result<FoundFiles, FilesError> {
+    let mut context = context(tool, build);
     for _ in 0..ROUNDS {
         let found = read_once(tool.php.config.clone(), context.clone()).await?;
         let words = found.reading.words.difference(&asked.words).cloned().collect();

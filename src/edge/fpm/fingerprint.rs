@@ -1,10 +1,11 @@
 //! A digest of everything a master is made from, so that a reload hands over only the shards for which something changed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 
@@ -12,6 +13,7 @@ use crate::model::plan::Fingerprint;
 use crate::sys::children::{Exit, RunError};
 
 use super::Tool;
+use super::startup::{self, COMPLAIN_ON_STDERR};
 
 /// Says why an installation could not be looked at.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +35,10 @@ pub struct Installation {
     digest: [u8; 32],
     /// A digest of each part by what it is: by these a change is told.
     pub parts: BTreeMap<String, String>,
+    /// When the newest of the files it was made from was changed, be it only moved or made more readable.
+    changed: SystemTime,
+    /// What PHP complains of at its start: an extension that cannot be loaded, a php.ini that cannot be read.
+    pub complaints: BTreeSet<String>,
     /// The binary, php.ini, every scanned file and directory, every extension: what to watch for changes.
     pub watched: Vec<PathBuf>,
 }
@@ -41,12 +47,27 @@ impl Installation {
     /// Gives the digest of one master: the installation, its `configuration`, and `extra`, such as its CPUs and limits.
     pub fn fingerprint(&self, configuration: &[u8], extra: &str) -> Fingerprint {
         let mut hasher = Sha256::new();
-        for part in [&self.digest[..], configuration, extra.as_bytes()] {
+        for part in [configuration, extra.as_bytes()] {
             field(&mut hasher, part);
         }
-        Fingerprint(hex(&hasher.finalize()))
+        Fingerprint(format!("{}{SEPARATOR}{}", hex(&self.digest), hex(&hasher.finalize())))
+    }
+
+    /// Gives the digest of a master that is like that of `before` and was started at `launched` with this installation; `None`
+    /// where a file was changed so late that it may have been started without the change.
+    pub fn renew(&self, before: &Fingerprint, launched: SystemTime) -> Option<Fingerprint> {
+        let was_seen = self.changed + CLOCK_TICK < launched;
+        let (_, own) = before.0.split_once(SEPARATOR).filter(|_| was_seen)?;
+        Some(Fingerprint(format!("{}{SEPARATOR}{own}", hex(&self.digest))))
     }
 }
+
+/// Stands between the digest of the installation and that of what is the master's own.
+const SEPARATOR: char = '-';
+
+/// How far the time of a change may lie behind the clock: files are stamped with that of the last timer interrupt, of which
+/// there are at least 100 a second.
+const CLOCK_TICK: Duration = Duration::from_millis(12);
 
 fn hex(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() * 2);
@@ -69,7 +90,8 @@ fn field(hasher: &mut Sha256, part: &[u8]) {
     hasher.update(part);
 }
 
-/// Looks at the binary, php.ini, the scan directory and the extensions as the masters would load them.
+/// Looks at the binary, php.ini, the scan directory and the extensions as the masters would load them, and asks what PHP
+/// complains of then: to PHP what is missing is a warning, and every page that needs it fails.
 ///
 /// # Errors
 /// When the binary cannot be asked where they are.
@@ -77,7 +99,7 @@ fn field(hasher: &mut Sha256, part: &[u8]) {
 /// # Cancel safety
 /// Dropping the future ends the run.
 pub async fn installation(tool: &Tool) -> Result<Installation, FingerprintError> {
-    let told = tool.run(["-i".into()]).await?;
+    let told = tool.run(COMPLAIN_ON_STDERR.into_iter().chain(["-i"]).map(Into::into)).await?;
     if told.exit != Exit::Code(0) {
         return Err(FingerprintError::Refused { exit: told.exit });
     }
@@ -109,7 +131,15 @@ pub async fn installation(tool: &Tool) -> Result<Installation, FingerprintError>
         }
         watched.push(file.clone());
     }
-    Ok(Installation { digest: hasher.finalize().into(), parts, watched })
+    let changed = watched.iter().filter_map(|path| changed(path)).max().unwrap_or(SystemTime::UNIX_EPOCH);
+    Ok(Installation { digest: hasher.finalize().into(), parts, changed, complaints: startup::complaints(&told.stderr), watched })
+}
+
+/// When a file was changed last: also by being moved to its path, which keeps the time it was written.
+fn changed(path: &Path) -> Option<SystemTime> {
+    let metadata = fs::metadata(path).ok()?;
+    let (seconds, nanoseconds) = (u64::try_from(metadata.ctime()).ok()?, u64::try_from(metadata.ctime_nsec()).ok()?);
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds) + Duration::from_nanos(nanoseconds))
 }
 
 /// Which file it is and whether it was written: path, inode, size, time.
@@ -211,10 +241,24 @@ mod tests {
         assert_eq!(found, ["/lib/pdo.so", "/lib/opcache.so", "/opt/x.so"].map(PathBuf::from));
     }
 
+    fn with_digest(byte: u8) -> Installation {
+        let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
+        Installation { digest: [byte; 32], parts: BTreeMap::new(), changed, complaints: BTreeSet::new(), watched: Vec::new() }
+    }
+
+    #[test]
+    fn a_master_has_the_installation_that_was_there_well_before_its_launch() {
+        let (old, new) = (with_digest(1), with_digest(2));
+        let before = old.fingerprint(b"a", "b");
+        assert_eq!(new.renew(&before, new.changed + Duration::from_secs(1)), Some(new.fingerprint(b"a", "b")));
+        assert_eq!(old.renew(&before, old.changed + Duration::from_secs(1)), Some(before.clone()));
+        assert_eq!(new.renew(&before, new.changed + Duration::from_millis(5)), None);
+        assert_eq!(new.renew(&before, new.changed - Duration::from_secs(1)), None);
+    }
+
     #[test]
     fn every_part_counts() {
-        let one = Installation { digest: [1; 32], parts: BTreeMap::new(), watched: Vec::new() };
-        let two = Installation { digest: [2; 32], parts: BTreeMap::new(), watched: Vec::new() };
+        let (one, two) = (with_digest(1), with_digest(2));
         let all = [one.fingerprint(b"a", "b"), one.fingerprint(b"ab", ""), one.fingerprint(b"a", "c"), two.fingerprint(b"a", "b")];
         assert_eq!(one.fingerprint(b"a", "b"), all[0]);
         for (at, print) in all.iter().enumerate() {

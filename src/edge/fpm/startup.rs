@@ -1,25 +1,16 @@
-//! Asks what PHP complains of when it starts.
+//! What PHP complains of when it starts.
 //!
 //! An extension that cannot be loaded and a php.ini that cannot be read are warnings to PHP: php-fpm starts, tells READY, and
 //! every page that needs what is missing fails.
 
 use std::collections::BTreeSet;
 
-use crate::sys::children::RunError;
+/// Arguments with which PHP tells its complaints on standard error, wherever php.ini sends them.
+pub(super) const COMPLAIN_ON_STDERR: [&str; 6] = ["-d", "display_startup_errors=0", "-d", "log_errors=1", "-d", "error_log="];
 
-use super::Tool;
-
-/// Gives PHP's complaints at its start, without where PHP tells them: the settings for that are overridden.
-///
-/// # Errors
-/// When the binary does not run.
-///
-/// # Cancel safety
-/// Dropping the future ends the run.
-pub async fn startup_complaints(tool: &Tool) -> Result<BTreeSet<String>, RunError> {
-    let told_on_stderr = ["-d", "display_startup_errors=0", "-d", "log_errors=1", "-d", "error_log=", "-m"];
-    let told = tool.run(told_on_stderr.map(Into::into)).await?;
-    Ok(String::from_utf8_lossy(&told.stderr).lines().filter_map(complaint).collect())
+/// Takes PHP's complaints at its start out of what it said, without where PHP tells them.
+pub(super) fn complaints(told: &[u8]) -> BTreeSet<String> {
+    String::from_utf8_lossy(told).lines().filter_map(complaint).collect()
 }
 
 fn complaint(line: &str) -> Option<String> {

@@ -69,7 +69,7 @@ impl IncludeFile {
 
     /// Gives a second handle on the same place.
     pub(super) fn try_clone(&self) -> Result<Self, FileError> {
-        let directory = self.located.directory.try_clone().map_err(|source| FileError::Read { path: self.path(), source })?;
+        let directory = self.located.directory.clone();
         Ok(Self { located: Located { directory, name: self.located.name.clone() } })
     }
 

@@ -80,12 +80,9 @@ impl Examination<'_> {
             let problem = Problem::error(super::chain(error)).remedy("set php.binary and php.config to those of this installation");
             vec![settings.point(key, problem)]
         };
-        let mut build = match fpm::probe(&tool).await {
-            Ok(build) => build,
-            Err(error) => return (failed("php.binary", &error), None),
-        };
-        let found = match fpm::read_files(&tool, &mut build).await {
+        let (build, found) = match fpm::probe_and_read(&tool).await {
             Ok(found) => found,
+            Err(error @ fpm::FilesError::Probe(_)) => return (failed("php.binary", &error), None),
             Err(error) => return (failed("php.config", &error), None),
         };
         let problems = [found.reading.problems, found.reading.further].concat();
@@ -93,8 +90,7 @@ impl Examination<'_> {
             Ok(installation) => installation,
             Err(error) => return ([problems, failed("php.binary", &error)].concat(), None),
         };
-        let complaints = fpm::startup_complaints(&tool).await.unwrap_or_default();
-        let problems = problems.into_iter().chain(complaints.iter().map(|complaint| draft::of_complaint(complaint))).collect();
+        let problems = problems.into_iter().chain(installation.complaints.iter().map(|complaint| draft::of_complaint(complaint))).collect();
         let workshop = Workshop {
             settings: Rc::clone(settings),
             build,

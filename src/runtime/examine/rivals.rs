@@ -94,8 +94,8 @@ async fn pools_of(children: &Children, other: &Settings) -> Option<(PoolFiles, V
         return None;
     }
     let tool = Tool::new(children.clone(), other.php.clone(), fpm::environment(&other.php, std::env::vars_os()));
-    let mut build = fpm::probe(&tool).await.ok()?;
-    let files = fpm::read_files(&tool, &mut build).await.ok()?.reading.files;
+    let (build, found) = fpm::probe_and_read(&tool).await.ok()?;
+    let files = found.reading.files;
     let (mut listens, _) = listens::resolve_all(&files, &fpm::prefix(&other.php, &build));
     let endpoints = files.pools.iter().enumerate().filter_map(|(at, pool)| Some((at, listens.remove(&pool.name)?.endpoint))).collect();
     Some((files, endpoints))

@@ -132,7 +132,7 @@ pub fn lend(living: &Path, living_file: FileId, dead: &Path, expected: Expected)
         return Ok(());
     }
     let name = OsString::from(format!("{OWN_PREFIX}lent-{:x}", living_file.inode));
-    let link = Located { directory: target.directory.try_clone().map_err(|source| PublishError::step("open", dead, source))?, name };
+    let link = Located { directory: target.directory.clone(), name };
     make_link(&source, &link, dead)?;
     let lent = match stands(&link)? {
         Some(entry) if entry.id == living_file => replace(&link, &target, standing, expected),

@@ -201,7 +201,9 @@ fn finish(
     listen(socket, backlog_connections).map_err(|source| step("listen on", source))?;
     let entry = look(directory, name).map_err(|source| step("look at", source))?;
     let entry = entry.ok_or_else(|| BindError::Swapped { path: path.clone() })?;
-    if !leads_to(&entry, socket).map_err(|source| step("try", source))? {
+    // Where nobody else may write, nobody can have put another file there.
+    let is_ours = directory.is_guarded() || leads_to(&entry, socket).map_err(|source| step("try", source))?;
+    if !is_ours {
         return Err(BindError::Swapped { path });
     }
     set_access(&entry, access, &path)?;
@@ -252,6 +254,8 @@ mod tests {
     #[test]
     fn a_file_that_leads_elsewhere_is_noticed_before_its_access_is_changed() {
         let sandbox = tempfile::Builder::new().prefix("pf").tempdir_in("/tmp").unwrap();
+        // Where root alone may write, nobody is looked for.
+        std::fs::set_permissions(sandbox.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
         let directory = SafeDirectory::open(sandbox.path()).unwrap();
         let bound = |name: &str| {
             let path = sandbox.path().join(name);

@@ -47,6 +47,20 @@ pub struct ReadContext {
     pub runs_as: RunsAs,
 }
 
+impl ReadContext {
+    /// Tells whether the same files mean the same here and there, but for words and variables.
+    pub fn reads_like(&self, other: &Self) -> bool {
+        let (one, two) = (Dialect::of(&self.build), Dialect::of(&other.build));
+        // Of the version itself the patch level counts only where a message names it, which are those of unknown versions.
+        let branch = |dialect: Dialect| (dialect.version.0, dialect.version.1);
+        let flags = |dialect: Dialect| (dialect.fallbacks, dialect.quoted_booleans, dialect.systemd, dialect.beyond_tables());
+        branch(one) == branch(two)
+            && flags(one) == flags(two)
+            && !one.beyond_tables()
+            && (&self.prefix, self.runs_as) == (&other.prefix, other.runs_as)
+    }
+}
+
 /// A request for text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IncludeRequest {

@@ -1,8 +1,8 @@
 //! Writes the configuration of one shard's master.
 //!
 //! The operator's lines are carried over byte for byte, in their order, because their values depend on environment,
-//! constants and the file's own quoting. Left out or written anew is only what must differ per shard: the addresses
-//! (P2), the numbers of workers, the paths on which the private status socket answers, and in `[global]` the keys that
+//! constants and the file's own quoting. Left out or written anew is only what must differ per shard: the addresses (P2) and
+//! who may connect to them, the numbers of workers, the paths on which the private status socket answers, and in `[global]` the keys that
 //! are the supervisor's (`pid`, `daemonize`, `process.max`, `process_control_timeout`, P10).
 
 use std::collections::BTreeMap;
@@ -159,9 +159,22 @@ fn whole_seconds(span: Duration) -> u64 {
     rounded.clamp(1, 2_000_000_000)
 }
 
-/// The keys of a pool that are always written anew.
-const GENERATED: &[&str] =
-    &["listen", "pm.max_children", "pm.start_servers", "pm.min_spare_servers", "pm.max_spare_servers", "pm.status_listen"];
+/// The keys of a pool that are written anew or are of no use: php-fpm inherits each socket as it is, yet would look up its
+/// owner, and it reads its files byte by byte with a system call for each.
+const LEFT_OUT: &[&str] = &[
+    "listen",
+    "listen.acl_groups",
+    "listen.acl_users",
+    "listen.backlog",
+    "listen.group",
+    "listen.mode",
+    "listen.owner",
+    "pm.max_children",
+    "pm.max_spare_servers",
+    "pm.min_spare_servers",
+    "pm.start_servers",
+    "pm.status_listen",
+];
 
 fn pool_section(out: &mut Rendered, pool: &Pool, placement: &Placement, status: Option<&StatusListener>) -> Result<(), RenderError> {
     out.push(&pool.header, Some(&pool.origin));
@@ -171,7 +184,7 @@ fn pool_section(out: &mut Rendered, pool: &Pool, placement: &Placement, status: 
     let empty_answer = status.is_some() && pool.ping_path.is_none() && pool.ping_response.is_none();
     for line in &pool.lines {
         let scalar = line.element.is_none();
-        let dropped = GENERATED.contains(&line.key.as_str())
+        let dropped = LEFT_OUT.contains(&line.key.as_str())
             || (too_short && line.key == "pm.status_path")
             || (empty_answer && line.key == "ping.response");
         if !(scalar && dropped) {

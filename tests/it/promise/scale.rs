@@ -28,7 +28,7 @@ fn pools(of: &Ground, count: usize) -> String {
 
 /// Lays out so many whole pools; nothing runs yet.
 fn many(count: usize, shards: i64) -> Sandbox {
-    let mut host = Sandbox::new();
+    let mut host = Sandbox::on(Ground::in_memory());
     host.pool_file("many", &pools(host.ground(), count));
     host.set("shards", "count", shards);
     host.set("shards", "min_workers", 8);
@@ -76,7 +76,7 @@ fn cpu_nanoseconds(pid: i32) -> u64 {
 
 /// Two plain masters, started together.
 fn plain_masters(count: usize) -> Duration {
-    let grounds = [Ground::new(), Ground::new()];
+    let grounds = [Ground::in_memory(), Ground::in_memory()];
     let unused: Vec<Listener> = grounds.iter().map(|ground| Listener::unix(&ground.path("run/unused"))).collect();
     let plans: Vec<MasterPlan<'_>> = grounds
         .iter()

@@ -45,10 +45,20 @@ pub(crate) struct Ground {
 impl Ground {
     /// Makes the directory, with scripts that users other than root may read.
     pub(crate) fn new() -> Self {
+        Self::below("/tmp")
+    }
+
+    /// Makes it in memory, as `/run` is where sockets are in earnest. On a disk's filesystem, a thousand sockets that were
+    /// removed a moment ago make new ones many times slower (ext4 looks at each inode that was deleted within seconds).
+    pub(crate) fn in_memory() -> Self {
+        Self::below("/dev/shm")
+    }
+
+    fn below(base: &str) -> Self {
         assert!(nix::unistd::geteuid().is_root(), "the tests start php-fpm pools of other users: run them as root");
         // Orphans come to us instead of PID 1, so that none is overlooked.
         nix::sys::prctl::set_child_subreaper(true).expect("subreaper");
-        let directory = tempfile::Builder::new().prefix("pf-").rand_bytes(5).tempdir_in("/tmp").expect("a directory under /tmp");
+        let directory = tempfile::Builder::new().prefix("pf-").rand_bytes(5).tempdir_in(base).expect("a directory for the test");
         let root = directory.path().to_owned();
         let ground = Self { directory: Some(directory), root, ports: Mutex::default() };
         open_to_all(&ground.root, 0o755);

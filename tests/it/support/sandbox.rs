@@ -58,7 +58,11 @@ pub(crate) struct Sandbox {
 impl Sandbox {
     /// Lays everything out; nothing runs yet. Two shards, and settings that do not make a test wait.
     pub(crate) fn new() -> Self {
-        let ground = Ground::new();
+        Self::on(Ground::new())
+    }
+
+    /// Lays everything out on this ground.
+    pub(crate) fn on(ground: Ground) -> Self {
         let text = format!(
             "[global]\nerror_log = {}\npid = {}\ninclude = {}\n",
             ground.text("log/php-fpm.error"),
