@@ -84,8 +84,8 @@ impl Supervisor {
         self.barred.keep_out(pool, endpoint, problem);
     }
 
-    /// Keeps every other pool out, too, at whose place somebody listens: a php-fpm that runs has all of its pools' sockets,
-    /// and each would cost a start that fails and a reading.
+    /// Keeps every other pool out, too, at whose place somebody listens or something stands that is no socket: a php-fpm that
+    /// runs has all of its pools' sockets, each would cost a start that fails and a reading, and too many halt the shard.
     fn bar_others_taken(&mut self) {
         let down = self.draft.plan.shards.iter().filter(|shard| self.fleet.shard(&shard.id).is_none_or(|shard| shard.serving().is_none()));
         let ours: BTreeSet<Endpoint> = self.sockets.endpoints().into_iter().collect();
@@ -103,8 +103,16 @@ impl Supervisor {
             Endpoint::Tcp(address) => !listener::tcp_listeners(*address).is_empty(),
         };
         let taken: Vec<&(PoolName, Endpoint)> = asked.iter().filter(|(_, endpoint)| is_taken(endpoint)).collect();
+        let something = |endpoint: &Endpoint| match endpoint.path().map(listener::examine) {
+            Some(Ok(PathState::Other { what })) => Some(what),
+            Some(Ok(PathState::Absent | PathState::Stale | PathState::Live) | Err(_)) | None => None,
+        };
+        let no_sockets: Vec<_> = asked.iter().filter_map(|asked| Some((asked, something(&asked.1)?))).collect();
         for (pool, endpoint) in taken {
             self.bar(pool.clone(), endpoint.clone(), format!("pool '{pool}': somebody listens on {endpoint} already"));
+        }
+        for ((pool, endpoint), what) in no_sockets {
+            self.bar(pool.clone(), endpoint.clone(), format!("pool '{pool}': {endpoint} is a {what}, not a socket"));
         }
     }
 

@@ -78,7 +78,7 @@ impl InstanceLock {
     pub fn take(path: &Path) -> Result<Self, LockError> {
         let failed = |source| LockError::Io { path: path.to_owned(), source };
         let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o644).custom_flags(libc::O_NOFOLLOW);
+        options.read(true).write(true).create(true).truncate(false).mode(0o644).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let mut tries = 0;
         loop {
             if let Some(directory) = path.parent() {
@@ -87,6 +87,9 @@ impl InstanceLock {
             tries += 1;
             match options.open(path) {
                 Ok(file) => {
+                    if !file.metadata().is_ok_and(|found| found.is_file()) {
+                        return Err(failed(io::Error::other("it is no regular file")));
+                    }
                     let lock = Self::lock(file, path)?;
                     if lock.is_at(path) {
                         return Ok(lock);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{SOON, split, through_upstream};
+use super::{SOON, has_a_request, split, through_upstream};
 use crate::support::{Clients, Extra, Load, Report, Route, Running, Sandbox, Shard, eventually, stat, within};
 
 /// What runs where nothing is said.
@@ -99,6 +99,7 @@ fn mixed_faults_lose_nothing() {
         // Masters are killed on purpose, so nothing is given up.
         host.set("restart", "give_up_after", 1000);
         host.set("restart", "backoff", "50ms");
+        host.set("restart", "stable_after", "500ms");
     });
     let (dice, tally) = (Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1), Tally::default());
     let mut soak = Soak {
@@ -328,21 +329,4 @@ fn lost(report: &Report) -> BTreeSet<String> {
     let hidden = report.hidden.iter().map(id_of);
     let uncounted = report.miscounted.iter().filter_map(|line| line.split(' ').next()).map(str::to_owned);
     failed.chain(hidden).chain(uncounted).collect()
-}
-
-/// Tells whether a stopped worker has an accepted connection: a socket that is connected, and not the one it accepts on.
-fn has_a_request(worker: i32) -> bool {
-    let table = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    let connected: BTreeSet<&str> = table
-        .lines()
-        .map(|line| line.split_whitespace().collect::<Vec<_>>())
-        .filter(|fields| fields.get(5) == Some(&"03") && fields.len() > 7)
-        .filter_map(|fields| fields.get(6).copied())
-        .collect();
-    let links = std::fs::read_dir(format!("/proc/{worker}/fd")).into_iter().flatten().flatten();
-    let inodes = links.filter_map(|link| {
-        let target = std::fs::read_link(link.path()).ok()?;
-        Some(target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())
-    });
-    inodes.into_iter().any(|inode| connected.contains(inode.as_str()))
 }
