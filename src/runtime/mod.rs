@@ -72,3 +72,12 @@ fn chain(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+/// A way in for `fuzz/`.
+#[cfg(fuzzing)]
+pub mod fuzzing {
+    /// Reads bytes as each kind of state file.
+    pub fn state_files(bytes: &[u8]) {
+        super::state::fuzz(bytes);
+    }
+}

@@ -260,6 +260,19 @@ pub(super) fn version_of(path: &Path) -> Result<Option<u32>, StateError> {
     Ok(read::<Version>(path)?.map(|version| version.v))
 }
 
+/// Reads bytes as each kind of file; what is accepted means what it would be written as.
+#[cfg(fuzzing)]
+pub(super) fn fuzz(bytes: &[u8]) {
+    fn as_kind<T: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+        let Ok(value) = serde_json::from_slice::<T>(bytes) else { return };
+        let Ok(written) = serde_json::to_vec(&value) else { return };
+        assert_eq!(serde_json::from_slice::<T>(&written).ok().as_ref(), Some(&value), "{}", String::from_utf8_lossy(&written));
+    }
+    as_kind::<MasterState>(bytes);
+    as_kind::<InstanceState>(bytes);
+    as_kind::<crate::model::plan::Plan>(bytes);
+}
+
 /// Reads a file; `None` when there is none.
 ///
 /// # Errors

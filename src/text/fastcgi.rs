@@ -146,6 +146,8 @@ pub struct Decoder {
     pending: Vec<u8>,
     answer: Answer,
     received_bytes: usize,
+    /// What of it was in whole records.
+    taken_bytes: usize,
     limit_bytes: usize,
 }
 
@@ -158,7 +160,13 @@ struct Record<'a> {
 impl Decoder {
     /// Starts an answer of at most `limit_bytes`, both streams, their records' headers and padding together.
     pub const fn new(limit_bytes: usize) -> Self {
-        Self { pending: Vec::new(), answer: Answer { stdout: Vec::new(), stderr: Vec::new() }, received_bytes: 0, limit_bytes }
+        Self {
+            pending: Vec::new(),
+            answer: Answer { stdout: Vec::new(), stderr: Vec::new() },
+            received_bytes: 0,
+            taken_bytes: 0,
+            limit_bytes,
+        }
     }
 
     /// Takes bytes as they came; gives the answer once END_REQUEST is there. What follows it is ignored.
@@ -172,6 +180,11 @@ impl Decoder {
         let mut ended = false;
         while let Some(record) = next_record(self.pending.get(used..).unwrap_or_default())? {
             used += record.whole_bytes;
+            // However the bytes are cut, an answer is too long or it is not.
+            self.taken_bytes = self.taken_bytes.saturating_add(record.whole_bytes);
+            if self.taken_bytes > self.limit_bytes {
+                return Err(DecodeError::TooLong { limit_bytes: self.limit_bytes });
+            }
             match record.kind {
                 STDOUT => self.answer.stdout.extend_from_slice(record.content),
                 STDERR => self.answer.stderr.extend_from_slice(record.content),

@@ -469,5 +469,27 @@ fn read_request(line: &[u8]) -> Result<Command, Box<Reply>> {
     serde_json::from_slice::<Request>(line).map(|request| request.command).map_err(unreadable)
 }
 
+/// Ways in for `fuzz/`.
+#[cfg(fuzzing)]
+pub mod fuzzing {
+    use super::{Command, Reply};
+
+    /// Reads a request line.
+    ///
+    /// # Errors
+    /// The refusal to be told.
+    pub fn request(line: &[u8]) -> Result<Command, Box<Reply>> {
+        super::read_request(line)
+    }
+
+    /// Reads an answer line.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn reply(line: &[u8]) -> serde_json::Result<Reply> {
+        serde_json::from_slice(line)
+    }
+}
+
 #[cfg(test)]
 mod tests;

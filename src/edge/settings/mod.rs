@@ -7,6 +7,8 @@
 //! Each table has a reader of its own; [`KEYS`] is the one list of keys, and tests hold reader, list, example file and
 //! `docs/settings.md` together. A key that is accepted and has no effect yet gives a note, never silence.
 
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod groups;
 mod keys;
 mod locate;

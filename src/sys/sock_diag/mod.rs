@@ -281,6 +281,26 @@ impl Channel {
     }
 }
 
+/// A way in for `fuzz/`.
+#[cfg(fuzzing)]
+pub mod fuzzing {
+    use super::codec::{Message, next_message, tcp_socket, unix_socket};
+
+    /// Reads everything that can be read of a reply, and each of its sockets as both kinds.
+    pub fn replies(bytes: &[u8]) {
+        let mut rest = bytes;
+        let mut left = rest.len();
+        while let Ok(Some(message)) = next_message(&mut rest, super::SEQUENCE) {
+            assert!(rest.len() < left, "each message takes some of the reply");
+            left = rest.len();
+            if let Message::Socket(body) = message {
+                drop((unix_socket(body), tcp_socket(body)));
+            }
+        }
+        drop((unix_socket(bytes), tcp_socket(bytes)));
+    }
+}
+
 fn too_much(what: &str) -> DiagError {
     DiagError::Malformed { what: format!("{what} is larger than expected") }
 }

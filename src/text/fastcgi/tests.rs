@@ -86,6 +86,14 @@ fn an_answer_that_is_too_long_ends_at_the_limit() {
 }
 
 #[test]
+fn an_answer_is_too_long_however_it_is_cut() {
+    let answer = [record(1, STDOUT, 1, b"X: y\r\n\r\nbody", 0), end(0)].concat();
+    let whole = |limit_bytes| Decoder::new(limit_bytes).feed(&answer);
+    assert!(whole(answer.len()).unwrap().is_some());
+    assert_eq!(whole(answer.len() - 1), Err(DecodeError::TooLong { limit_bytes: answer.len() - 1 }));
+}
+
+#[test]
 fn a_response_has_status_headers_and_body() {
     let read = |stdout: &[u8]| Response::read(Answer { stdout: stdout.to_vec(), stderr: Vec::new() });
     let response = read(b"Status: 404 Not Found\r\nContent-Type: text/plain\r\n\r\nFile not found.\n\nx").unwrap();

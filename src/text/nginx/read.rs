@@ -59,6 +59,7 @@ impl Config {
             paths: self.files.iter().map(|file| file.path.as_os_str().as_bytes()).collect(),
             expanded: BTreeMap::new(),
             reached: BTreeSet::new(),
+            open: Vec::new(),
             visits_left: VISIT_LIMIT,
             reading: Reading::default(),
             named_servers: Vec::new(),
@@ -99,6 +100,8 @@ struct Walker<'a> {
     /// Which files each include means, by its absolute pattern.
     expanded: BTreeMap<Vec<u8>, Vec<usize>>,
     reached: BTreeSet<usize>,
+    /// The files that are being expanded, one within the other.
+    open: Vec<usize>,
     visits_left: usize,
     reading: Reading,
     /// Servers of upstreams that are host names: the upstream's name, the server's place and text.
@@ -153,8 +156,18 @@ impl<'a> Walker<'a> {
     fn file(&mut self, number: usize, context: Context, depth: usize) -> Vec<Located<'a>> {
         self.reached.insert(number);
         let Some(file) = self.config.files.get(number) else { return Vec::new() };
+        if self.open.contains(&number) {
+            // NGINX would not end either; two such files that include both would take for ever.
+            self.problem(Problem::error("the file includes itself").at(&file.path, 0));
+            return Vec::new();
+        }
         match &file.directives {
-            Ok(directives) => self.level(number, directives, context, depth),
+            Ok(directives) => {
+                self.open.push(number);
+                let level = self.level(number, directives, context, depth);
+                self.open.pop();
+                level
+            }
             Err(error) => {
                 self.problem(Problem::error(error.what).at(&file.path, error.line));
                 Vec::new()
@@ -224,11 +237,13 @@ impl<'a> Walker<'a> {
             }
             let Some(block) = &directive.block else { continue };
             let inner = context.of_block(&directive.name);
+            self.open.push(file);
             let level = self.level(file, block, inner, depth + 1);
             if context == Context::Http && directive.name == "upstream" {
                 self.upstream((file, directive), &level);
             }
             self.blocks(&level, inner, keep_conn, depth + 1);
+            self.open.pop();
         }
     }
 

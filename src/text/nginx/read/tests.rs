@@ -109,12 +109,20 @@ fn what_cannot_be_read_whole_is_not_known() {
         (vec![("/e/n", "http { include a; }")], "/e/n:1: the included file /e/a is not in the dump"),
         (vec![("/e/n", "http {}"), ("/e/a", "b;")], "/e/a: no include of the dump leads to this file"),
         (vec![("/e/n", "http {\n")], "/e/n:2: the file ends inside a block: a '}' is missing"),
-        (vec![("/e/n", "http { include *; }")], "/e/n:1: includes multiply or nest without end"),
+        (vec![("/e/n", "http { include *; }")], "/e/n: the file includes itself"),
     ] {
         let reading = reading(&files);
         assert!(!reading.clients.known, "{message}");
         assert_eq!(reading.problems.iter().map(ToString::to_string).next().as_deref(), Some(message));
     }
+}
+
+#[test]
+fn files_that_include_each_other_end_and_are_told() {
+    let both = "server { include c/*.conf; include c/*.conf; location / { include c/*.conf; fastcgi_pass unix:/x; } }";
+    let reading = reading(&[("/e/n", "http { include c/*.conf; }"), ("/e/c/a.conf", both), ("/e/c/a.conf", both), ("/e/c/b.conf", both)]);
+    assert!(!reading.clients.known);
+    assert!(reading.problems.iter().any(|problem| problem.message.contains("includes itself")), "{:?}", reading.problems);
 }
 
 #[test]
