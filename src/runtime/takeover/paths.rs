@@ -123,10 +123,46 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Finds links in a socket's directory that lead to it, at once or through others, with what each says.
+/// How many links one may lead through. Debian's leads through one more, below `/etc/alternatives`, which its unit removes.
+const LINKS: usize = 8;
+
+/// Finds links in a socket's directory that lead to it, and those they lead through, with what each says.
 fn links_to(path: &Path) -> Vec<(PathBuf, PathBuf)> {
     let entries = path.parent().and_then(|directory| std::fs::read_dir(directory).ok()).into_iter().flatten().flatten();
     let links = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_symlink())).map(|entry| entry.path());
     let leads = links.filter(|link| std::fs::canonicalize(link).is_ok_and(|end| end == path));
-    leads.filter_map(|link| Some((link.clone(), std::fs::read_link(&link).ok()?))).collect()
+    leads.flat_map(chain_of).collect()
+}
+
+/// Gives a link and those it leads through, with what each says.
+fn chain_of(link: PathBuf) -> Vec<(PathBuf, PathBuf)> {
+    let mut chain = Vec::new();
+    let mut at = link;
+    while let Some(target) = std::fs::read_link(&at).ok().filter(|_| chain.len() < LINKS) {
+        let next = at.parent().unwrap_or(Path::new("/")).join(&target);
+        chain.push((std::mem::replace(&mut at, next), target));
+    }
+    chain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_found_with_those_they_lead_through() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = std::fs::canonicalize(directory.path()).unwrap();
+        let at = |name: &str| root.join(name);
+        std::fs::create_dir_all(at("run")).unwrap();
+        std::fs::create_dir_all(at("etc")).unwrap();
+        std::fs::write(at("run/php8.sock"), "").unwrap();
+        let link = |target: &Path, name: &str| std::os::unix::fs::symlink(target, at(name)).unwrap();
+        link(&at("run/php8.sock"), "etc/php.sock");
+        link(&at("etc/php.sock"), "run/php.sock");
+        link(&at("etc"), "run/other");
+        link(Path::new("run.sock"), "run/run.sock");
+        let found = links_to(&at("run/php8.sock"));
+        assert_eq!(found, [(at("run/php.sock"), at("etc/php.sock")), (at("etc/php.sock"), at("run/php8.sock"))]);
+    }
 }
