@@ -145,13 +145,16 @@ pub enum Command {
         after_help = "Example:\n  polyfpm handback --dry-run\n  polyfpm handback\n  polyfpm handback -- /usr/sbin/php-fpm8.2 --daemonize --fpm-config /etc/php/8.2/fpm/php-fpm.conf\n\nA failure on the way puts everything back, and the command ends with 1."
     )]
     Handback {
+        /// The unit to start; without it, the one that was taken over, if it was a unit
+        #[arg(long, value_name = "UNIT", conflicts_with = "command")]
+        to: Option<String>,
         /// Tell the steps and take none
         #[arg(long)]
         dry_run: bool,
         /// Print the steps as JSON, one object a line
         #[arg(long)]
         json: bool,
-        /// What to start; without it, php.binary with php.config as a daemon
+        /// What to start instead of a unit; without either, php.binary with php.config as a daemon
         #[arg(value_name = "COMMAND", last = true)]
         command: Vec<String>,
     },
@@ -176,6 +179,13 @@ pub enum Command {
         /// Write it, test it and reload NGINX
         #[arg(long)]
         write: bool,
+    },
+    /// Be a php-fpm with the listening sockets of a supervisor: how `handback` starts a unit
+    #[command(hide = true)]
+    #[command(after_help = "Example:\n  polyfpm inherit /run/polyfpm/php8.2/inherit.json")]
+    Inherit {
+        /// Whose sockets, and what to be
+        file: PathBuf,
     },
     /// Print the completion script of a shell
     #[command(hide = true)]

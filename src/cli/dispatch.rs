@@ -25,6 +25,10 @@ pub fn run(line: impl IntoIterator<Item = OsString>) -> Exit {
     if let Command::Completion { shell } = &command {
         return printed(&String::from_utf8_lossy(&args::completion(*shell)));
     }
+    if let Command::Inherit { file } = &command {
+        report::error(&runtime::inherit(file), None);
+        return Exit::NotAchieved;
+    }
     let file = match settings::locate(which.config.as_deref(), which.instance.as_deref(), Path::new(settings::ETC_DIRECTORY)) {
         Ok(file) => absolute(file),
         Err(error) => {
@@ -57,6 +61,7 @@ fn local_command(file: &Path, command: &Command) -> Exit {
         | Command::Takeover { .. }
         | Command::Handback { .. }
         | Command::Upgrade { .. }
+        | Command::Inherit { .. }
         | Command::Completion { .. } => Exit::Bug,
     }
 }
@@ -86,8 +91,8 @@ fn remote_of(command: &Command) -> Option<(wire::Command, Format)> {
         Command::Drain { shard } => (wire::Command::Drain { shard: shard.clone() }, Format::Text),
         Command::Stop => (wire::Command::Stop, Format::Text),
         Command::Reopen => (wire::Command::Reopen, Format::Text),
-        Command::Handback { dry_run, json, command } => {
-            (wire::Command::Handback { argv: command.clone(), dry_run: *dry_run }, Format::json_if(*json))
+        Command::Handback { to, dry_run, json, command } => {
+            (wire::Command::Handback { argv: command.clone(), to: to.clone(), dry_run: *dry_run }, Format::json_if(*json))
         }
         Command::Takeover { from, dry_run, json } => {
             (wire::Command::Takeover { from: from.clone(), dry_run: *dry_run }, Format::json_if(*json))
@@ -98,6 +103,7 @@ fn remote_of(command: &Command) -> Option<(wire::Command, Format)> {
         | Command::Run
         | Command::SelfCheck
         | Command::Upstream { .. }
+        | Command::Inherit { .. }
         | Command::Completion { .. } => {
             return None;
         }

@@ -106,6 +106,54 @@ impl Unit {
         self.systemctl(&["is-enabled"]).await.is_ok_and(|text| text.trim() == "enabled")
     }
 
+    /// Gives the command the service starts, its program first. Arguments with blanks in them are not told apart.
+    ///
+    /// # Errors
+    /// systemd does not answer, or knows no command.
+    pub async fn command(&self) -> Result<Vec<String>, UnitError> {
+        let text = self.systemctl(&["show", "--property=ExecStart", "--value"]).await?;
+        let words = text.split_once("argv[]=").and_then(|(_, rest)| rest.split_once(" ;")).map(|(words, _)| words);
+        let command: Vec<String> = words.unwrap_or_default().split_ascii_whitespace().map(str::to_owned).collect();
+        if command.is_empty() {
+            return Err(UnitError::Refused { what: format!("show {}", self.name), said: "it has no command".to_owned() });
+        }
+        Ok(command)
+    }
+
+    /// Starts the service once by another command, and waits until it says that it is ready. Its next start is by its own.
+    ///
+    /// # Errors
+    /// systemd refuses, or the service does not start; [`Unit::rearm`] takes the drop-in back then.
+    pub async fn start_by(&self, command: &[&str]) -> Result<(), UnitError> {
+        let quoted: Vec<String> = command.iter().map(|word| quoted(word)).collect();
+        let text = format!(
+            "# Written by polyfpm handback, which removes it again.\n[Service]\nRestart=no\nExecStart=\nExecStart={}\n",
+            quoted.join(" ")
+        );
+        self.drop_in(&text).await?;
+        self.systemctl(&["reset-failed"]).await.ok();
+        self.systemctl(&["start"]).await?;
+        self.rearm().await
+    }
+
+    /// Has systemd stop the service, so that it is not started again when its process ends, and not start it at boot. Does not
+    /// wait: the service may be ourselves.
+    ///
+    /// # Errors
+    /// systemd refuses.
+    pub async fn give_up(&self) -> Result<(), UnitError> {
+        let stopped = self.systemctl(&["stop", "--no-block"]).await;
+        self.systemctl(&["disable"]).await.and(stopped).map(drop)
+    }
+
+    /// Has the service started at boot.
+    ///
+    /// # Errors
+    /// systemd refuses.
+    pub async fn enable(&self) -> Result<(), UnitError> {
+        self.systemctl(&["enable"]).await.map(drop)
+    }
+
     /// Sees to it that the service does not come back when its main process ends.
     ///
     /// # Errors
@@ -194,6 +242,20 @@ impl Unit {
     }
 }
 
+/// Writes a word so that systemd takes it as it is. Source: systemd.service(5), "Command lines".
+fn quoted(word: &str) -> String {
+    let mut text = String::from("\"");
+    for character in word.chars() {
+        match character {
+            '"' | '\\' => text.extend(['\\', character]),
+            '%' | '$' => text.extend([character, character]),
+            other => text.push(other),
+        }
+    }
+    text.push('"');
+    text
+}
+
 fn said(exit: Exit, stdout: &[u8], stderr: &[u8]) -> String {
     let words = [stderr, stdout].map(|bytes| String::from_utf8_lossy(bytes).trim().replace('\n', "; "));
     words.into_iter().find(|text| !text.is_empty()).unwrap_or_else(|| exit.to_string())
@@ -203,6 +265,12 @@ fn said(exit: Exit, stdout: &[u8], stderr: &[u8]) -> String {
 mod tests {
     use super::*;
     use crate::sys::children::Subreaper;
+
+    #[test]
+    fn words_reach_the_program_as_they_are() {
+        assert_eq!(quoted("/run/a b$c%d"), "\"/run/a b$$c%%d\"");
+        assert_eq!(quoted("a\"\\"), "\"a\\\"\\\\\"");
+    }
 
     #[tokio::test]
     async fn only_names_of_units_reach_systemctl() {

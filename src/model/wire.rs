@@ -91,9 +91,13 @@ pub enum Command {
     },
     /// Give the sockets back to a plain php-fpm and end.
     Handback {
-        /// The program to start and its arguments; without it, this instance's php-fpm as a daemon.
+        /// The program to start and its arguments; without it and `to`, the unit that was taken over, else this instance's php-fpm
+        /// as a daemon.
         #[serde(default)]
         argv: Vec<String>,
+        /// The unit to start instead.
+        #[serde(default)]
+        to: Option<String>,
         /// Tell the steps and take none.
         #[serde(default)]
         dry_run: bool,

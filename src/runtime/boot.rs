@@ -471,7 +471,7 @@ impl Supervisor {
         {
             tracing::warn!(path = %masters.display(), error = %error, "directory of masters was not removed");
         }
-        for file in ["state.json", "plan.json"] {
+        for file in ["state.json", "plan.json", super::handback::FORMER, super::handback::INHERIT, "handback.log"] {
             drop(std::fs::remove_file(self.settings.runtime_directory.join(file)));
         }
         tracing::info!("stopped");

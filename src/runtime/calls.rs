@@ -102,8 +102,8 @@ impl Supervisor {
             Command::Takeover { from, dry_run } => {
                 self.takeover(from, if dry_run { Earnest::Tell } else { Earnest::Do }, replies);
             }
-            Command::Handback { argv, dry_run } => {
-                self.handback(&argv, if dry_run { Earnest::Tell } else { Earnest::Do }, replies);
+            Command::Handback { argv, to, dry_run } => {
+                self.handback((&argv, to.as_deref()), if dry_run { Earnest::Tell } else { Earnest::Do }, replies);
             }
             Command::Upgrade => self.begin_upgrade(replies, connection),
         }

@@ -48,6 +48,7 @@ use tokio::sync::mpsc;
 
 pub use boot::{RunError, run};
 pub use examine::examine;
+pub use handback::inherit;
 pub use nginx::{include_of, write_include};
 pub use successor::{Fitness, self_check};
 

@@ -142,7 +142,7 @@ fn the_control_protocol_is_described() {
         Command::Stop,
         Command::Reopen,
         Command::Takeover { from: None, dry_run: true },
-        Command::Handback { argv: Vec::new(), dry_run: true },
+        Command::Handback { argv: Vec::new(), to: None, dry_run: true },
         Command::Upgrade,
     ];
     let codes = [ErrorCode::Usage, ErrorCode::Busy, ErrorCode::Denied, ErrorCode::Failed, ErrorCode::Config, ErrorCode::Stopping];

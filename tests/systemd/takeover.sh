@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Takes Debian's php-fpm unit over under load, on a machine that may be thrown away: it changes units, NGINX and /etc/polyfpm.
+# Takes Debian's php-fpm unit over under load, and gives it back, on a machine that may be thrown away: it changes units, NGINX and /etc/polyfpm.
 #
 #   tests/systemd/takeover.sh POLYFPM      as root, where systemd is PID 1 and nginx, curl and a phpX.Y-fpm unit are installed
 #
@@ -47,6 +47,7 @@ config = "/etc/php/$VERSION/fpm/php-fpm.conf"
 count = 2
 min_workers = 1
 TOML
+systemctl is-enabled --quiet "$STOCK" || { echo "$STOCK is not enabled" >&2; exit 2; }
 sed "s|^ExecStart=/usr/bin/polyfpm|ExecStart=$POLYFPM|" "$PACKAGED" >/etc/systemd/system/polyfpm@.service
 # Debian's unit has a private /tmp where its scripts may keep sessions: ours shares it.
 install -d /etc/systemd/system/polyfpm@takeover.service.d
@@ -76,6 +77,21 @@ before=$(systemctl show -p MainPID --value "$STOCK")
 "$POLYFPM" takeover --instance takeover || wrong=1
 sleep 2
 "$POLYFPM" restart --instance takeover >/dev/null || wrong=1
+is "$STOCK" inactive "$(systemctl is-active "$STOCK" || true)"
+is "$STOCK at boot" disabled "$(systemctl is-enabled "$STOCK" 2>/dev/null || true)"
+is "its drop-in" gone "$([[ -e /run/systemd/system/$STOCK.d/50-polyfpm.conf ]] && echo there || echo gone)"
+is "the old master $before" gone "$([[ -e /proc/$before ]] && echo there || echo gone)"
+is "the link /run/php/php-fpm.sock" "$link" "$(readlink -f /run/php/php-fpm.sock || true)"
+
+# And back again.
+"$POLYFPM" handback --instance takeover || wrong=1
+sleep 2
+is "$STOCK" active "$(systemctl is-active "$STOCK" || true)"
+is "$STOCK at boot" enabled "$(systemctl is-enabled "$STOCK" 2>/dev/null || true)"
+is "its drop-in" gone "$([[ -e /run/systemd/system/$STOCK.d/50-polyfpm.conf ]] && echo there || echo gone)"
+is "its command" "/usr/sbin/php-fpm$VERSION" "$(readlink "/proc/$(systemctl show -p MainPID --value "$STOCK")/exe")"
+for _ in $(seq 100); do [[ $(systemctl is-active polyfpm@takeover) == inactive ]] && break; sleep 0.1; done
+is "polyfpm's unit" inactive "$(systemctl is-active polyfpm@takeover || true)"
 touch "$WORK/stop"
 wait
 
@@ -83,11 +99,7 @@ sent=$(cat "$WORK"/log/sent.* | sort)
 is "requests that failed" 0 "$(cat "$WORK/log/failed" 2>/dev/null | wc -l)"
 is "POSTs that did not run exactly once" 0 "$(diff <(echo "$sent") <(sort "$WORK/log/count") | grep -c '^[<>]' || true)"
 is "errors of NGINX" 0 "$(grep -c -e '\[error\]' -e '\[crit\]' "$WORK/log/nginx.error" || true)"
-is "$STOCK" inactive "$(systemctl is-active "$STOCK" || true)"
-is "$STOCK at boot" disabled "$(systemctl is-enabled "$STOCK" 2>/dev/null || true)"
 is "failed units" 0 "$(systemctl --failed --plain --no-legend | wc -l)"
-is "its drop-in" gone "$([[ -e /run/systemd/system/$STOCK.d/50-polyfpm.conf ]] && echo there || echo gone)"
-is "the old master $before" gone "$([[ -e /proc/$before ]] && echo there || echo gone)"
 is "the link /run/php/php-fpm.sock" "$link" "$(readlink -f /run/php/php-fpm.sock || true)"
 is "the answer now" again "$(curl -s -X POST -d x 'http://127.0.0.1:8088/count.php?id=again')"
 echo "requests: $(wc -l <<<"$sent")"

@@ -5,6 +5,7 @@
 //! everything can be taken back; each socket file has a second name meanwhile, since a php-fpm that gives up removes the
 //! paths of sockets it was handed (P2).
 
+mod inherit;
 mod stock;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ use super::supervisor::{Phase, Supervisor};
 use crate::core::passage::{Order, Passage};
 use crate::edge::control::replies::ReplySink;
 use crate::edge::fpm;
+use crate::edge::units::Unit;
 use crate::model::endpoint::Endpoint;
 use crate::model::listen::Handover;
 use crate::model::plan::UpstreamServer;
@@ -29,11 +31,16 @@ use crate::model::snapshot::JobView;
 use crate::model::time::Moment;
 use crate::model::wire::{ErrorCode, Progress, Reply};
 use crate::sys::listener::{self, Expected, FileId};
+pub(super) use inherit::INHERIT;
+pub use inherit::inherit;
 pub(super) use stock::Started;
 use stock::Stock;
 
 /// The second name of a socket of ours while another php-fpm has it. No generation is ever written so, and it is swept like one.
 const ASIDE: &str = ".01";
+
+/// The file that names the unit that was taken over.
+pub(super) const FORMER: &str = "former.json";
 
 /// One step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +98,7 @@ enum Stage {
 
 impl Supervisor {
     /// Begins to give the sockets back.
-    pub(super) fn handback(&mut self, command: &[String], dry_run: super::takeover::Earnest, replies: ReplySink) {
+    pub(super) fn handback(&mut self, wish: (&[String], Option<&str>), dry_run: super::takeover::Earnest, replies: ReplySink) {
         if self.phase == Phase::Booting {
             replies.refuse(ErrorCode::Busy, "the supervisor is still starting");
             return;
@@ -100,7 +107,8 @@ impl Supervisor {
             replies.finish(super::calls::busy(&job));
             return;
         }
-        let stock = match Stock::of(command, &self.settings) {
+        let former = self.former_unit();
+        let stock = match Stock::of(wish, former, (&self.settings, &self.children)) {
             Ok(stock) => Rc::new(stock),
             Err(why) => {
                 replies.refuse(ErrorCode::Usage, why);
@@ -122,6 +130,25 @@ impl Supervisor {
             }
             self.end_handback(Reply::Done { message: "nothing was changed".to_owned(), shards: Vec::new() });
         }
+    }
+
+    /// Writes down which unit was taken over: a hand-back starts it again.
+    pub(super) fn remember_unit(&self, unit: Option<&Unit>) {
+        let path = self.settings.runtime_directory.join(FORMER);
+        let written = match unit {
+            Some(unit) => super::state::write(&path, &unit.name()).map_err(|error| super::chain(&error)),
+            None => {
+                drop(std::fs::remove_file(&path));
+                Ok(())
+            }
+        };
+        if let Err(error) = written {
+            tracing::warn!(error, "unit that was taken over was not written down");
+        }
+    }
+
+    fn former_unit(&self) -> Option<String> {
+        super::state::read(&self.settings.runtime_directory.join(FORMER)).ok().flatten()
     }
 
     /// Gives the sockets at the pools' own places, each with the text of its `listen` as php-fpm compares it.
@@ -207,7 +234,7 @@ impl Supervisor {
                     stock: Rc::clone(&handback.stock),
                     names,
                     inodes,
-                    log: self.settings.runtime_directory.join("handback.log"),
+                    directory: self.settings.runtime_directory.clone(),
                     patience: self.settings.restart.ready_timeout,
                 };
                 self.hand_work(async move { launch.run().await.map(Some) })
@@ -282,6 +309,7 @@ impl Supervisor {
             let message = format!("php-fpm master {pid} serves; polyfpm's masters finish what they have, and the supervisor ends");
             self.end_handback(Reply::Done { message, shards: Vec::new() });
             self.stop();
+            drop(tokio::task::spawn_local(stock::end_own_unit(self.children.clone())));
             return;
         };
         let remarks = handback.passage.remarks().iter().map(|remark| format!("not taken back: {remark}"));

@@ -13,7 +13,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::Named;
+use super::inherit::{self, INHERIT};
 use crate::edge::fpm;
+use crate::edge::units::{Unit, UnitError};
 use crate::model::settings::Settings;
 use crate::runtime::takeover::Process;
 use crate::sys::children::{Children, Exit};
@@ -32,31 +34,45 @@ const LAST_LINES: usize = 3;
 
 /// What is started.
 #[derive(Debug)]
-pub(super) struct Stock {
-    program: PathBuf,
-    arguments: Vec<OsString>,
-    environment: Vec<(OsString, OsString)>,
+pub(super) enum Stock {
+    /// A command.
+    Command { program: PathBuf, arguments: Vec<OsString>, environment: Vec<(OsString, OsString)> },
+    /// A unit of systemd.
+    Unit(Unit),
 }
 
 impl Stock {
-    /// Takes the command that was given, or this instance's php-fpm as a daemon.
-    pub(super) fn of(command: &[String], settings: &Settings) -> Result<Self, String> {
+    /// Takes the command or the unit that was asked for, else the unit that was taken over, else this instance's php-fpm as a
+    /// daemon.
+    pub(super) fn of(
+        (command, to): (&[String], Option<&str>),
+        former: Option<String>,
+        (settings, children): (&Settings, &Children),
+    ) -> Result<Self, String> {
         let environment = fpm::environment(&settings.php, std::env::vars_os());
-        let Some((program, arguments)) = command.split_first() else {
-            let mut arguments = vec!["--daemonize".into(), "--fpm-config".into(), settings.php.config.clone().into()];
-            arguments.extend(fpm::arguments(&settings.php));
-            return Ok(Self { program: settings.php.binary.clone(), arguments, environment });
-        };
-        if !program.starts_with('/') {
-            return Err(format!("'{program}' is no absolute path of a php-fpm"));
+        if let Some((program, arguments)) = command.split_first() {
+            if !program.starts_with('/') {
+                return Err(format!("'{program}' is no absolute path of a php-fpm"));
+            }
+            return Ok(Self::Command { program: program.into(), arguments: arguments.iter().map(Into::into).collect(), environment });
         }
-        Ok(Self { program: program.into(), arguments: arguments.iter().map(Into::into).collect(), environment })
+        if let Some(name) = to.map(str::to_owned).or(former) {
+            return Unit::new(children, &name).map(Self::Unit).map_err(|error| error.to_string());
+        }
+        let mut arguments = vec!["--daemonize".into(), "--fpm-config".into(), settings.php.config.clone().into()];
+        arguments.extend(fpm::arguments(&settings.php));
+        Ok(Self::Command { program: settings.php.binary.clone(), arguments, environment })
     }
 
-    /// Gives the command in a line.
+    /// Gives it in a line.
     pub(super) fn words(&self) -> String {
-        let words = std::iter::once(self.program.as_os_str()).chain(self.arguments.iter().map(OsString::as_os_str));
-        words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+        match self {
+            Self::Command { program, arguments, .. } => {
+                let words = std::iter::once(program.as_os_str()).chain(arguments.iter().map(OsString::as_os_str));
+                words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+            }
+            Self::Unit(unit) => unit.name().to_owned(),
+        }
     }
 }
 
@@ -89,24 +105,52 @@ pub(super) struct Launch {
     pub(super) stock: Rc<Stock>,
     pub(super) names: Vec<Named>,
     pub(super) inodes: BTreeSet<u64>,
-    pub(super) log: PathBuf,
+    /// Where its messages and what it inherits are written.
+    pub(super) directory: PathBuf,
     pub(super) patience: Duration,
 }
 
 impl Launch {
     /// Starts it and waits until it serves.
     pub(super) async fn run(self) -> Result<Started, String> {
-        let log = File::create(&self.log).map_err(|error| format!("write {}: {error}", self.log.display()))?;
+        let stock = Rc::clone(&self.stock);
+        match &*stock {
+            Stock::Command { program, arguments, environment } => {
+                let mut environment = environment.clone();
+                let numbered: Vec<(String, i32)> = self.names.iter().map(|(key, fd)| (key.clone(), fd.as_raw_fd())).collect();
+                environment.extend(crate::runtime::launch::socket_variables(&numbered));
+                self.run_command(Command::new(program).args(arguments.iter().cloned()).environment(environment)).await
+            }
+            Stock::Unit(unit) => self.run_unit(unit).await,
+        }
+    }
+
+    /// systemd starts a unit's program and hands it nothing of ours: for this one start it is polyfpm, which fetches the sockets
+    /// and becomes the unit's own command.
+    async fn run_unit(&self, unit: &Unit) -> Result<Started, String> {
+        let told = |error: UnitError| crate::runtime::chain(&error);
+        if let Some(pid) = unit.main_pid().await.map_err(told)? {
+            return Err(format!("{} runs already, as process {pid}", unit.name()));
+        }
+        let before = masters_with(&self.inodes);
+        let file = self.directory.join(INHERIT);
+        let command = unit.command().await.map_err(told)?;
+        inherit::write(&file, command, &self.names).map_err(|error| crate::runtime::chain(&error))?;
+        let ours = std::env::current_exe().map_err(|error| error.to_string())?;
+        let words = [ours.to_string_lossy().into_owned(), "inherit".to_owned(), file.to_string_lossy().into_owned()];
+        unit.start_by(&words.each_ref().map(String::as_str)).await.map_err(told)?;
+        // systemd has heard its READY.
+        let started = masters_with(&self.inodes).difference(&before).next().copied();
+        let pid = started.ok_or_else(|| format!("{} runs, but not on these sockets", unit.name()))?;
+        unit.enable().await.map_err(told)?;
+        Process::of(pid).map(Started).map_err(|error| error.to_string())
+    }
+
+    async fn run_command(&self, command: Command) -> Result<Started, String> {
+        let path = self.log();
+        let log = File::create(&path).map_err(|error| format!("write {}: {error}", path.display()))?;
         let log = Arc::new(OwnedFd::from(log));
-        let mut environment = self.stock.environment.clone();
-        let numbered: Vec<(String, i32)> = self.names.iter().map(|(key, fd)| (key.clone(), fd.as_raw_fd())).collect();
-        environment.extend(crate::runtime::launch::socket_variables(&numbered));
-        let mut command = Command::new(&self.stock.program)
-            .args(self.stock.arguments.iter().cloned())
-            .environment(environment)
-            .session(Session::New)
-            .stdout(Output::File(Arc::clone(&log)))
-            .stderr(Output::File(log));
+        let mut command = command.session(Session::New).stdout(Output::File(Arc::clone(&log))).stderr(Output::File(log));
         for (_, fd) in &self.names {
             command = command.keep(Arc::clone(fd));
         }
@@ -133,8 +177,12 @@ impl Launch {
         Err(self.failure(exit))
     }
 
+    fn log(&self) -> PathBuf {
+        self.directory.join("handback.log")
+    }
+
     fn failure(&self, exit: Option<Exit>) -> String {
-        let said = std::fs::read(&self.log).unwrap_or_default();
+        let said = std::fs::read(self.log()).unwrap_or_default();
         let said = String::from_utf8_lossy(&said).into_owned();
         let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         let last = lines.get(lines.len().saturating_sub(LAST_LINES)..).unwrap_or_default().join("; ");
@@ -162,7 +210,22 @@ pub(super) async fn dismiss(started: Option<Rc<Started>>, stock: &Stock, inodes:
         }
         tokio::time::sleep(LOOK).await;
     }
-    Ok(())
+    match stock {
+        Stock::Unit(unit) => unit.rearm().await.map_err(|error| crate::runtime::chain(&error)),
+        Stock::Command { .. } => Ok(()),
+    }
+}
+
+/// Tells systemd, where it started this supervisor, that it is not to start it again.
+pub(super) async fn end_own_unit(children: Children) {
+    let pid = nix::unistd::getpid();
+    let Some(unit) = Proc::default().service_of(pid).and_then(|name| Unit::new(&children, &name).ok()) else { return };
+    if !matches!(unit.main_pid().await, Ok(Some(main)) if main == pid) {
+        return;
+    }
+    if let Err(error) = unit.give_up().await {
+        tracing::warn!(unit = unit.name(), error = %crate::runtime::chain(&error), "own unit was not stopped");
+    }
 }
 
 /// Gives the masters, not ours, that have all of these sockets.

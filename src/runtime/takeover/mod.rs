@@ -355,6 +355,7 @@ impl Supervisor {
                 placements.find(|placement| placement.listener.endpoint == *endpoint).map(|placement| placement.listener.handover)
             });
             self.drop_note();
+            self.remember_unit(course.foreign.unit.as_ref());
             tracing::info!(pid, "take-over done");
             let unit = course.foreign.unit.as_ref().map(|unit| format!("; {} is stopped and disabled", unit.name())).unwrap_or_default();
             let left = remarks.iter().map(|remark| format!("; left to do by hand: {remark}")).collect::<String>();
