@@ -9,7 +9,9 @@ impl Sockets {
     pub(in crate::runtime) fn public_files(&self) -> Vec<(Endpoint, FileId)> {
         let published = self.published.iter().filter_map(|(endpoint, published)| Some((endpoint, published.file()?)));
         let lent = self.found_lent.iter().map(|(endpoint, file)| (endpoint, *file));
-        published.chain(lent).filter(|(endpoint, _)| endpoint.path().is_some()).map(|(endpoint, file)| (endpoint.clone(), file)).collect()
+        // The files of another php-fpm's sockets are its own.
+        let all = published.chain(lent).filter(|(endpoint, _)| !self.theirs.contains_key(*endpoint));
+        all.filter(|(endpoint, _)| endpoint.path().is_some()).map(|(endpoint, file)| (endpoint.clone(), file)).collect()
     }
 
     /// Counts changes of what [`public_files`](Self::public_files) gives.

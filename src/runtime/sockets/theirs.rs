@@ -13,6 +13,7 @@ use crate::sys::listener::Listener;
 impl Sockets {
     /// Shares an endpoint with the php-fpm that has it.
     pub(in crate::runtime) fn share_theirs(&mut self, endpoint: &Endpoint, listener: &Arc<Listener>) {
+        self.changes += 1;
         self.theirs.insert(endpoint.clone(), Arc::clone(listener));
         let published = Published { listener: Some(Arc::clone(listener)), handover: Handover::Share, lent: None };
         self.published.insert(endpoint.clone(), published);
@@ -20,6 +21,7 @@ impl Sockets {
 
     /// Keeps what was shared: the other has left. `handover` says how each passes on from here.
     pub(in crate::runtime) fn keep_theirs(&mut self, handover: impl Fn(&Endpoint) -> Option<Handover>) {
+        self.changes += 1;
         for endpoint in std::mem::take(&mut self.theirs).into_keys() {
             if let (Some(published), Some(handover)) = (self.published.get_mut(&endpoint), handover(&endpoint)) {
                 published.handover = handover;
@@ -29,6 +31,7 @@ impl Sockets {
 
     /// Gives back what was shared: the other goes on alone.
     pub(in crate::runtime) fn leave_theirs(&mut self) {
+        self.changes += 1;
         for (endpoint, listener) in std::mem::take(&mut self.theirs) {
             if self.published.get(&endpoint).is_some_and(|published| published.has(&listener)) {
                 self.published.remove(&endpoint);
