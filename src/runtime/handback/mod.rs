@@ -1,4 +1,4 @@
-//! Giving the sockets back to a plain php-fpm (decision 20): the way of a take-over in the other direction.
+//! Giving the sockets back to a plain php-fpm (decision 22): the way of a take-over in the other direction.
 //!
 //! The php-fpm that shall go on is started with our own listening sockets under the texts of its own `listen` lines (P1), so it
 //! binds nothing and both accept on the same sockets. Only then do our masters finish and the supervisor ends. Before that

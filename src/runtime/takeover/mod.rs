@@ -1,4 +1,4 @@
-//! Taking over a running php-fpm that is not ours (decision 20).
+//! Taking over a running php-fpm that is not ours (decision 22).
 //!
 //! [`Passage`] says which step is next and what is taken back; this module carries the steps out on the loop, where each is a
 //! few system calls, a reading with the job that follows it, or a task that reports back. Every step may be done twice: a
