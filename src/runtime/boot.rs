@@ -121,6 +121,7 @@ pub fn run(file: &Path) -> Result<(), RunError> {
         let resumed = Children::resume(Subreaper::Yes, &masters).map_err(system("become the parent of orphans"))?;
         let (children, resumed) = resumed;
         kept.children = resumed.into_iter().map(|child| (child.pid(), child)).collect();
+        fault::point("children resumed");
         raise_file_limit();
         let input = ReadingInput {
             file: file.to_owned(),
@@ -253,6 +254,7 @@ impl Supervisor {
         self.write_plan();
         self.recall_takeover();
         self.adoption = self.adopt_all();
+        fault::point("masters adopted");
         if self.adoption != adopt::AdoptionCount::default() {
             let adopt::AdoptionCount { adopted, orphaned, refused } = self.adoption;
             tracing::info!(adopted, orphaned, refused, "masters of an earlier supervisor taken over");

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use nix::unistd::{Pid, getpid};
 use serde::{Deserialize, Serialize};
 
+use super::fault;
 use crate::sys::children::Child;
 use crate::sys::handoff::{claim, close_all_but, unseal};
 use crate::sys::listener::{FileId, inode_of};
@@ -112,7 +113,11 @@ impl Inheritance {
     pub(super) fn receive() -> Self {
         let Some(number) = std::env::var(VARIABLE).ok().and_then(|text| text.parse::<RawFd>().ok()) else { return Self::default() };
         match read(number) {
-            Ok(handoff) if handoff.pid == getpid().as_raw() => Self::of(&handoff),
+            Ok(handoff) if handoff.pid == getpid().as_raw() => {
+                let came = Self::of(&handoff);
+                fault::point("descriptors taken");
+                came
+            }
             // The variable was copied into the environment of another program that then started us.
             Ok(_) => Self::default(),
             Err(why) => {

@@ -16,6 +16,7 @@ use nix::unistd::{Pid, getpid};
 
 use super::calls::{Pending, busy, error};
 use super::events::Event;
+use super::fault;
 use super::handoff::{Arrival, ControlState, Handoff, VARIABLE, VERSION};
 use super::home::Home;
 use super::successor::{self, Fit, Identity, Unfit};
@@ -82,6 +83,7 @@ impl Supervisor {
         tracing::info!(program = %program.display(), "upgrade began");
         self.upgrade = Some(Upgrade { replies, connection, began: Instant::now(), program: program.clone(), stage: Stage::Checking });
         self.snapshot_dirty = true;
+        fault::point("upgrade begun");
         let (children, events, settings) = (self.children.clone(), self.events.clone(), self.settings.file.clone());
         drop(tokio::task::spawn_local(async move {
             let result = successor::examine(&children, &program, &settings, environment()).await;
@@ -116,6 +118,7 @@ impl Supervisor {
         let step = format!("checked {}: polyfpm {version}", upgrade.program.display());
         upgrade.replies.progress(progress(1, step, upgrade.began.elapsed()));
         upgrade.stage = Stage::Waiting(fit, Instant::now());
+        fault::point("binary examined");
     }
 
     /// Refuses what would take something out of service, or look for the masters elsewhere.
@@ -173,6 +176,7 @@ impl Supervisor {
                 if let Some(gate) = &self.gate {
                     gate.close();
                 }
+                fault::point("clients held back");
                 Stage::Closing(fit, Instant::now())
             }
             Stage::Waiting(_, since) if since.elapsed() > PATIENCE => {
@@ -263,6 +267,7 @@ impl Supervisor {
                 .chain(caller.map(AsFd::as_fd))
                 .chain(listeners.iter().map(|listener| listener.fd.as_fd()))
                 .collect();
+            fault::point("descriptors handed over");
             Err(Image { program: program.to_owned(), arguments, environment }.become_it(&kept, &deaf))
         })
     }
@@ -289,6 +294,7 @@ impl Supervisor {
         let version = successor::version();
         let kept = self.adoption.adopted;
         tracing::info!(from, version, masters, kept, "upgrade done");
+        fault::point("masters kept");
         let Some(caller) = caller else { return };
         let (sink, replies) = ReplySink::pair();
         let took = || Duration::from_millis(now_ms().saturating_sub(began_ms));

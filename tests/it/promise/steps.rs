@@ -28,30 +28,30 @@ fn stride() -> usize {
 }
 
 /// Which steps the supervisor passes, and after which it ends.
-struct Faults {
+pub(super) struct Faults {
     directory: PathBuf,
 }
 
 impl Faults {
-    fn on(host: &Sandbox) -> Self {
+    pub(super) fn on(host: &Sandbox) -> Self {
         let directory = host.ground().path("faults");
         std::fs::create_dir_all(&directory).expect("a directory");
         Self { directory }
     }
 
-    fn launch(&self, host: &mut Sandbox) {
+    pub(super) fn launch(&self, host: &mut Sandbox) {
         let directory = self.directory.display().to_string();
         host.launch_with(&[("POLYFPM_FAULTS", &directory)]);
     }
 
     /// Ends the supervisor `way` after this step; steps are counted from now on.
-    fn arm(&self, host: &Sandbox, way: &str, (name, count): (&str, usize)) {
+    pub(super) fn arm(&self, host: &Sandbox, way: &str, (name, count): (&str, usize)) {
         std::fs::remove_file(self.directory.join("passed")).ok();
         host.ground().write("faults/armed", &format!("{way} {count} {name}"));
     }
 
     /// Lets the supervisor live; tells whether it was to end.
-    fn disarm(&self) -> bool {
+    pub(super) fn disarm(&self) -> bool {
         std::fs::remove_file(self.directory.join("armed")).is_ok()
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::steps::Faults;
 use super::{STEADY, include_is_written, through_upstream, unchanged};
 use crate::support::{Clients, Extra, Load, Peer, Sandbox, Shard, alive, binary, children, eventually, queue, until_shards, within};
 
@@ -213,20 +214,38 @@ fn a_binary_that_fails_after_the_exec_loses_nothing_either() {
     host.stop();
 }
 
+/// Every step of an upgrade, on both sides of the exec.
+const STEPS: [&str; 9] = [
+    "upgrade begun",
+    "binary examined",
+    "clients held back",
+    "state written",
+    "descriptors handed over",
+    "descriptors taken",
+    "children resumed",
+    "masters adopted",
+    "masters kept",
+];
+
 #[test]
-fn a_supervisor_killed_at_any_moment_of_an_upgrade_loses_nothing() {
+fn a_supervisor_killed_after_any_step_of_an_upgrade_loses_nothing() {
     let (mut host, _) = installed(8);
+    let faults = Faults::on(&host);
     let load = Load::start(host.ground(), host.nginx(), "www", Clients::keeping(4), &[]);
     let before = host.masters();
-    for moment in [0, 50, 100, 150, 200, 250, 300, 400, 500, 700] {
-        let mut upgrade = host.begin(&["upgrade"], &format!("log/upgrade-{moment}"));
-        within(Duration::from_millis(moment), || None::<()>);
-        host.signal(Signal::SIGKILL);
-        host.supervisor().wait(SOON);
-        upgrade.wait(SOON);
-        host.launch();
+    host.signal(Signal::SIGKILL);
+    host.supervisor().wait(SOON);
+    faults.launch(&mut host);
+    host.ready();
+    for step in STEPS {
+        faults.arm(&host, "kill", (step, 1));
+        let mut upgrade = host.begin(&["upgrade"], "log/upgrade");
+        assert_eq!(host.supervisor().exit_code(SOON), -9, "after: {step}\n{}", host.log_tail());
+        assert!(!faults.disarm(), "it was not that step that ended it: {step}");
+        assert_eq!(upgrade.exit_code(SOON), 69, "after: {step}");
+        faults.launch(&mut host);
         host.ready();
-        assert_eq!(host.masters(), before, "{moment} ms into an upgrade");
+        assert_eq!(host.masters(), before, "after: {step}");
     }
     host.does(&["upgrade"]);
     host.does(&["restart"]);
