@@ -183,6 +183,7 @@ impl Supervisor {
             pid: Some(pid),
             process,
             alive: true,
+            rescue: state.rescue,
             reopen_when_ready: false,
             launched: SystemTime::now(),
             directory: directory.to_owned(),
@@ -249,6 +250,7 @@ impl Supervisor {
         Ok(Blueprint {
             plan: state.plan.clone(),
             config,
+            ini: present.map(|blueprint| Rc::clone(&blueprint.ini)).unwrap_or_default(),
             status: state.status.clone(),
             warmups: Vec::new(),
             fingerprint: state.fingerprint.clone(),
@@ -323,6 +325,9 @@ impl Supervisor {
     fn who_serves(&self, id: &ShardId, found: &[(Generation, u32)], instance: Option<&InstanceState>) -> Option<(Generation, u32)> {
         let roles = instance.map(|instance| instance.roles.as_slice()).unwrap_or_default();
         let candidate = |(generation, pid): (Generation, u32)| {
+            if self.masters.get(&MasterId::new(id, generation)).is_some_and(|master| master.rescue) {
+                return None;
+            }
             let role = roles.iter().find(|role| role.shard == *id && role.generation == generation).map(|role| role.role);
             let standing = rank(role, self.has_taken_a_path(&MasterId::new(id, generation)))?;
             // Of two of which nothing is known the older one has been proven.

@@ -327,6 +327,7 @@ impl Workshop {
             fingerprint: self.installation.fingerprint(&rendered.text, &extra),
             plan: shard.clone(),
             config: rendered.text,
+            ini: Rc::clone(&self.installation.ini),
             status,
             warmups,
             binary: self.settings.php.binary.clone(),

@@ -15,6 +15,7 @@ pub(super) fn transition(master: &MasterId, note: &Note, pid: Option<i32>) {
         Note::CalledOff(why) => tracing::warn!(shard, gen = generation, pid, why, "master called off"),
         Note::Switching => tracing::debug!(shard, gen = generation, pid, "master proven"),
         Note::Serving => tracing::info!(shard, gen = generation, pid, "master serving"),
+        Note::Rescuing => tracing::warn!(shard, gen = generation, "rescue master starting"),
         Note::Leaving => tracing::info!(shard, gen = generation, pid, "master leaving"),
         Note::Quitting => tracing::debug!(shard, gen = generation, pid, "master told to finish"),
         Note::Hardened(signal) => {

@@ -94,13 +94,26 @@ impl Supervisor {
         make_directory(&directory)?;
         fault::point("directory made");
         let set = self.acquire_all(id, sockets, blueprint)?;
+        self.start_on(id, set, blueprint)
+    }
+
+    /// Starts a master on these listeners. Its directory is made.
+    ///
+    /// # Errors
+    /// The step that failed; the listeners nobody else has are closed then.
+    pub(super) fn start_on(&mut self, id: &MasterId, set: SocketSet, blueprint: &Rc<Blueprint>) -> Result<u32, LaunchError> {
+        let directory = self.master_directory(id);
+        let birth = self.fleet.shard(&id.shard).and_then(shard::Shard::birth);
+        let rescue = birth.is_none_or(|birth| birth.generation != id.generation);
         if set.iter().any(|held| matches!(held.plan.endpoint, Endpoint::Tcp(_))) {
             // The order in which listeners joined their groups is known to nobody else.
             self.write_state();
         }
         // Before the process: one that runs must be known, wherever we end.
-        if let Err(error) = self.write_master(&directory, &MasterState::of(id, None, &set, blueprint))
-            && sockets != shard::Sockets::Held
+        let state = |pid, set: &SocketSet| MasterState { rescue, ..MasterState::of(id, pid, set, blueprint) };
+        let serves = self.fleet.shard(&id.shard).is_some_and(|shard| shard.serving().is_some());
+        if let Err(error) = self.write_master(&directory, &state(None, &set))
+            && serves
         {
             // One that could not be adopted takes nothing over from one that can. Where nobody serves, it is better than nobody.
             self.sockets.release(set);
@@ -111,8 +124,9 @@ impl Supervisor {
             Ok((child, status, notify)) => {
                 let pid = child.pid();
                 let tasks = self.follow(id, child, notify, (&status, blueprint));
+                let private = status.iter().filter_map(|socket| crate::sys::listener::inode_of(&socket.fd).ok()).collect();
                 let status = status.into_iter().map(|socket| (socket.pool, socket.path)).collect();
-                let recorded = self.write_master(&directory, &MasterState::of(id, Some(pid), &set, blueprint));
+                let recorded = self.write_master(&directory, &MasterState { private, ..state(Some(pid), &set) });
                 self.note_written(directory.join("master.json"), recorded);
                 let blueprint = Rc::clone(blueprint);
                 let pools = Arc::new(blueprint.plan.pools().cloned().collect());
@@ -125,6 +139,7 @@ impl Supervisor {
                     pid: Some(pid),
                     process: None,
                     alive: true,
+                    rescue,
                     reopen_when_ready: false,
                     launched,
                     directory,
@@ -320,7 +335,7 @@ pub(super) fn exit_words(exit: Exit) -> String {
     }
 }
 
-fn make_directory(path: &Path) -> Result<(), LaunchError> {
+pub(super) fn make_directory(path: &Path) -> Result<(), LaunchError> {
     let error = |step| move |source| LaunchError::File { step, path: path.to_owned(), source };
     if path.exists() {
         std::fs::remove_dir_all(path).map_err(error("clear"))?;
@@ -328,7 +343,7 @@ fn make_directory(path: &Path) -> Result<(), LaunchError> {
     DirBuilder::new().mode(0o700).recursive(true).create(path).map_err(error("make the directory"))
 }
 
-fn write_private(path: &Path, bytes: &[u8]) -> Result<(), LaunchError> {
+pub(super) fn write_private(path: &Path, bytes: &[u8]) -> Result<(), LaunchError> {
     let error = |source| LaunchError::File { step: "write", path: path.to_owned(), source };
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(path).map_err(error)?;
     std::io::Write::write_all(&mut file, bytes).map_err(error)

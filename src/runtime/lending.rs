@@ -3,6 +3,8 @@
 //! A lent path is a second name of the sibling's socket file. The sibling's own handover makes that file an old one, so
 //! whenever a master begins to serve, every lent path is looked at again.
 
+use std::sync::Arc;
+
 use super::sockets::{Held, SocketError, SocketSet};
 use super::supervisor::Supervisor;
 use crate::core::shard::{Shard, Slot, Wanted};
@@ -90,11 +92,16 @@ impl Supervisor {
         }
     }
 
-    /// Closes the listeners of a halted shard whose paths a sibling serves: what waits there would wait for ever.
+    /// Closes the listeners of a halted shard at which nobody arrives any more: what waits there would wait for ever.
     pub(super) fn close_held(&mut self, id: &ShardId) {
-        let Some(set) = self.held.remove(id) else { return };
-        let (lent, kept): (SocketSet, SocketSet) = set.into_iter().partition(|held| self.sockets.is_lent(held));
-        self.held.insert(id.clone(), kept);
+        let lent = self.given_away(id);
+        let Some(set) = self.held.get_mut(id) else { return };
+        let stays = |held: &Held| !lent.iter().any(|lent| Arc::ptr_eq(&lent.listener, &held.listener));
+        set.retain(stays);
+        // What is left of earlier generations does not accept there, or it would not be closed.
+        for master in self.masters.values_mut().filter(|master| master.id.shard == *id) {
+            master.sockets.retain(stays);
+        }
         self.sockets.forget_lent(&lent);
         self.sockets.release(lent);
     }

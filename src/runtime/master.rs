@@ -41,6 +41,8 @@ pub(super) struct Master {
     pub(super) process: Option<pidfd::Held>,
     /// Whether the master process itself is alive.
     pub alive: bool,
+    /// Whether it serves only what waits for a shard that is down.
+    pub(super) rescue: bool,
     /// Whether it has to reopen its logs once it is ready.
     pub reopen_when_ready: bool,
     /// When it was about to be started.

@@ -35,6 +35,7 @@ mod preview;
 mod prove;
 mod quiet;
 mod record;
+mod rescue;
 mod sockets;
 mod state;
 mod successor;

@@ -5,7 +5,8 @@
 //! them is a worker of ours, whatever else it says of itself; and as long as it lives, the kernel gives the number of its
 //! process group to nobody else.
 //!
-//! A pool without a worker, as an on-demand pool that rests, has lost its listener: its path is bound anew.
+//! A pool without a worker, as an on-demand pool that rests, has lost its listener: its path is bound anew. The worker of a
+//! private status socket serves nobody, but has to be told to leave as the others.
 
 use std::io;
 use std::path::Path;
@@ -33,7 +34,7 @@ impl Supervisor {
         let group = Pid::from_raw(known.pid);
         let members = orphans_of(group, known.start_ticks);
         let sockets = self.sockets_of_orphans(state, &members);
-        if sockets.is_empty() {
+        if sockets.is_empty() && !has_any(&members, &state.private) {
             tracing::warn!(%shard, gen = generation.0, pid = known.pid, "master ended while no supervisor ran, and nothing of it is left");
             return Ok(Found::Nothing);
         }
@@ -50,6 +51,7 @@ impl Supervisor {
             pid: Some(group),
             process: None,
             alive: false,
+            rescue: state.rescue,
             reopen_when_ready: false,
             launched: std::time::SystemTime::now(),
             directory: directory.to_owned(),
@@ -86,6 +88,12 @@ impl Supervisor {
             }
         }
     }
+}
+
+/// Tells whether a process has one of these sockets.
+fn has_any(members: &[Pid], inodes: &[u64]) -> bool {
+    let open = members.iter().filter_map(|member| Proc::default().sockets_of(*member).ok());
+    open.into_iter().any(|open| inodes.iter().any(|inode| open.contains_key(inode)))
 }
 
 /// Gives the living processes of a dead leader's session. Where another process has the leader's pid, that session was gone.

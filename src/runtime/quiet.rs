@@ -219,7 +219,7 @@ impl Supervisor {
 }
 
 /// Tells whether somebody waits in a queue; a queue the kernel does not tell of is taken to be empty.
-fn waiting_in(listeners: &[&Held]) -> bool {
+pub(super) fn waiting_in(listeners: &[&Held]) -> bool {
     let unix = listeners.iter().filter(|held| matches!(held.plan.endpoint, Endpoint::Unix(_)));
     let inodes: Vec<u64> = unix.map(|held| held.listener.inode).collect();
     let waits = |depth: &QueueDepth| depth.now > 0;

@@ -32,6 +32,7 @@ impl Supervisor {
             let result = state::write(&path, &state);
             self.written = result.is_ok().then_some(state);
             self.note_written(path, result);
+            fault::point("state written");
         }
         for path in self.unwritten.keys().cloned().collect::<Vec<_>>() {
             let master = self.masters.values().find(|master| path.starts_with(&master.directory));
@@ -39,13 +40,13 @@ impl Supervisor {
                 self.write_plan();
             } else if let Some(master) = master {
                 let state = MasterState::of(&master.id, master.pid, &master.sockets, &master.blueprint);
+                let state = MasterState { rescue: master.rescue, ..state };
                 let result = self.write_master(&master.directory, &state);
                 self.note_written(path, result);
             } else if !path.ends_with("state.json") {
                 self.unwritten.remove(&path);
             }
         }
-        fault::point("state written");
     }
 
     /// Writes the plan, so that a later supervisor leaves pools where they are.

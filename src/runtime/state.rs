@@ -53,6 +53,9 @@ pub(super) struct MasterState {
     pub boot: String,
     /// Its process; absent while it is being started.
     pub pid: Option<ProcessState>,
+    /// Whether it serves only what waits for a shard that is down.
+    #[serde(default)]
+    pub rescue: bool,
     /// What it was made from.
     pub fingerprint: Fingerprint,
     /// Digests of what else it was made from (`Blueprint::parts`).
@@ -64,6 +67,9 @@ pub(super) struct MasterState {
     pub status: Vec<StatusPoint>,
     /// Its listeners.
     pub sockets: Vec<SocketState>,
+    /// The inodes of its private status sockets.
+    #[serde(default)]
+    pub private: Vec<u64>,
 }
 
 /// A process, so that another one with its pid is never taken for it.
@@ -88,11 +94,13 @@ impl MasterState {
             generation: id.generation,
             boot: boot_id(),
             pid: pid.map(process),
+            rescue: false,
             fingerprint: blueprint.fingerprint.clone(),
             parts: blueprint.parts.clone(),
             plan: blueprint.plan.clone(),
             status: blueprint.status.clone(),
             sockets: sockets.iter().map(socket_state).collect(),
+            private: Vec::new(),
         }
     }
 }

@@ -168,9 +168,11 @@ impl Supervisor {
                 self.discard(&master);
                 Vec::new()
             }
+            Action::Rescue { master } => self.rescue_effect(&master),
             Action::Lend { shard } => {
                 self.lend(&shard);
-                Vec::new()
+                let left = self.look_at_left(&shard);
+                self.fleet.handle(&shard, Input::Lent { left }, self.now())
             }
             Action::TakeBack { shard } => {
                 self.take_back(&shard);

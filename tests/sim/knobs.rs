@@ -29,6 +29,7 @@ pub(crate) struct Knobs {
     pub(crate) deaf: u64,
     pub(crate) detained: u64,
     pub(crate) never_quiet: u64,
+    pub(crate) stranded: u64,
 }
 
 impl Knobs {
@@ -59,6 +60,7 @@ impl Knobs {
             deaf: rate(&[0, 50, 400]),
             detained: rate(&[0, 100, 500]),
             never_quiet: rate(&[0, 50, 300]),
+            stranded: rate(&[0, 100, 700]),
             settle: Duration::from_millis(rate(&[0, 1_000, 1_000, 15_000])),
             shards: u16::try_from(1 + dice.below(4)).unwrap_or(1),
             synchronous: dice.chance(500),

@@ -43,10 +43,16 @@ pub(crate) enum Rare {
     CalledOff,
     /// A serving master died while its successor waited for others.
     DeathWhileGathered,
+    /// A rescue master was started.
+    Rescue,
+    /// A rescue master was still there when the shard served again.
+    RescueOutlasted,
+    /// The sockets of a halted shard were closed.
+    Closed,
 }
 
 /// All of them.
-pub(crate) const ALL: [Rare; 20] = [
+pub(crate) const ALL: [Rare; 23] = [
     Rare::DeathDuringHandover,
     Rare::FailedHandover,
     Rare::OrphansReleased,
@@ -67,4 +73,7 @@ pub(crate) const ALL: [Rare; 20] = [
     Rare::CameTogether,
     Rare::CalledOff,
     Rare::DeathWhileGathered,
+    Rare::Rescue,
+    Rare::RescueOutlasted,
+    Rare::Closed,
 ];

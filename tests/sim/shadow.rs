@@ -39,6 +39,7 @@ impl World {
             | Input::Heal
             | Input::Park
             | Input::Retire
+            | Input::Lent { .. }
             | Input::Time => return Ok(()),
         };
         let Some(master) = self.masters.get_mut(&MasterId::new(id, generation)) else { return Ok(()) };
@@ -64,7 +65,7 @@ impl World {
             }
             Input::NotProven { .. } | Input::SwitchFailed { .. } => {}
             Input::Start | Input::Roll | Input::RollTogether | Input::GoOn | Input::CallOff { .. } => {}
-            Input::Heal | Input::Park | Input::Retire | Input::Time => {}
+            Input::Heal | Input::Park | Input::Retire | Input::Lent { .. } | Input::Time => {}
         }
         Ok(())
     }
@@ -197,6 +198,11 @@ impl World {
                 let site = self.site(&shard)?;
                 site.lent = true;
                 promise(site.serving.is_none(), || format!("{shard} serves and its paths are lent"))?;
+                return self.lent(&shard);
+            }
+            Action::Rescue { master } => {
+                self.rescue_is_right(&master)?;
+                return self.rescue(&master);
             }
             Action::TakeBack { shard } => {
                 let site = self.site(&shard)?;
@@ -206,6 +212,12 @@ impl World {
             Action::CloseHeld { shard } => {
                 let site = self.site(&shard)?;
                 promise(site.halted && site.lent, || format!("{shard} closes its listeners and is not halted"))?;
+                self.seen.insert(Rare::Closed);
+                let rescued = self
+                    .masters
+                    .iter()
+                    .any(|(id, master)| id.shard == shard && master.rescue && !master.told.gone && !master.told.launch_failed);
+                promise(!rescued, || format!("{shard} closes its listeners and somebody serves what waits there"))?;
             }
             Action::Note { master, note } => self.noted(&master, &note)?,
         }
@@ -255,6 +267,20 @@ impl World {
         if serves { self.roll_is_right(&id.shard, sockets) } else { Ok(()) }
     }
 
+    fn rescue_is_right(&mut self, id: &MasterId) -> Result<(), Fault> {
+        self.seen.insert(Rare::Rescue);
+        let wanted = self.fleet.shard(&id.shard).map(polyfpm::core::shard::Shard::wanted);
+        let already = self.masters.iter().any(|(other, master)| other.shard == id.shard && master.rescue);
+        let site = self.site(&id.shard)?;
+        promise(id.generation > site.last, || format!("{id} uses a number again"))?;
+        let nobody = site.serving.is_none() && site.coming.is_none();
+        promise(site.lent && nobody && site.stranded, || format!("{id} shall rescue what nobody lost"))?;
+        promise(wanted != Some(Wanted::Retired), || format!("{id} is launched and {wanted:?} is wanted"))?;
+        site.stranded = false;
+        site.last = id.generation;
+        promise(!already, || format!("{id} shall rescue what another one does"))
+    }
+
     fn switch_is_right(&mut self, id: &MasterId) -> Result<(), Fault> {
         let coming = self.site(&id.shard)?.coming;
         let record = self.master(id)?;
@@ -268,14 +294,15 @@ impl World {
         let serving = self.site(&id.shard)?.serving;
         let record = self.master(id)?;
         promise(record.released, || format!("{id} is the only one that serves and shall fall quiet"))?;
-        promise(record.served && !record.told.gone, || format!("{id} has nothing to fall quiet from"))?;
+        promise((record.served || record.rescue) && !record.told.gone, || format!("{id} has nothing to fall quiet from"))?;
         promise(record.watched.is_none(), || format!("{id} shall fall quiet twice"))?;
         record.watched = Some(now);
+        let rescue = record.rescue;
         if record.told.died && why == Quieting::Replaced {
             self.seen.insert(Rare::OrphansReleased);
         }
         let right = match why {
-            Quieting::Replaced => serving.is_some_and(|(serving, _)| serving > id.generation),
+            Quieting::Replaced => rescue || serving.is_some_and(|(serving, _)| serving > id.generation),
             Quieting::Parked => wanted == Some(Wanted::Parked),
             Quieting::Retired => wanted == Some(Wanted::Retired),
         };
@@ -293,7 +320,11 @@ impl World {
             format!("the group of {id} gets {signal:?} though its master could pass it on")
         })?;
         promise(coming != Some(id.generation), || format!("{id} is on its way in and is signalled"))?;
-        if !record.served {
+        if !record.served && !record.rescue {
+            return Ok(());
+        }
+        // One that was given up before it ran is killed at once.
+        if record.rescue && record.watched.is_none() {
             return Ok(());
         }
         promise(record.released, || format!("{id} is the only one that serves and is signalled"))?;
@@ -363,6 +394,7 @@ impl World {
             | Note::Proving
             | Note::Gathered
             | Note::Switching
+            | Note::Rescuing
             | Note::Leaving
             | Note::Quitting
             | Note::Hardened(_)
@@ -385,12 +417,16 @@ impl World {
             site.failures = 0;
         }
         site.coming = None;
+        site.stranded = false;
         site.serving = Some((id.generation, now));
         site.good = Some(version);
         site.suspect &= version != site.version;
+        let mut outlasted = None;
         for (_, old) in self.masters.iter_mut().filter(|(old, _)| old.shard == id.shard && old.generation < id.generation) {
             old.released = true;
+            outlasted = outlasted.or(old.rescue.then_some(Rare::RescueOutlasted));
         }
+        self.seen.extend(outlasted);
         Ok(())
     }
 

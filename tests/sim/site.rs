@@ -53,6 +53,8 @@ pub(crate) struct Master {
     /// Whether it was let go: a successor serves, it never served, or the operator wants the shard down.
     pub(crate) released: bool,
     pub(crate) served: bool,
+    /// Whether it serves only what waits for a shard that is down.
+    pub(crate) rescue: bool,
     /// Since when it is watched for quiet.
     pub(crate) watched: Option<Moment>,
     /// When it was first told to quit.
@@ -63,6 +65,24 @@ pub(crate) struct Master {
 }
 
 impl Master {
+    /// One that is being launched.
+    pub(crate) fn new(sockets: Sockets, version: u32, quality: Quality) -> Self {
+        Self {
+            life: Life::Launching,
+            sockets,
+            version,
+            quality,
+            told: Told::default(),
+            released: false,
+            served: false,
+            rescue: false,
+            watched: None,
+            quit: None,
+            death_report: Moment::START,
+            proofs: 0,
+        }
+    }
+
     /// Tells whether it holds the turn of its shard: it serves what waits and nobody outside keeps it from going.
     pub(crate) fn is_quieting(&self) -> bool {
         self.released && self.watched.is_some() && self.quit.is_none() && !self.told.detained
@@ -106,6 +126,8 @@ pub(crate) struct Site {
     pub(crate) not_before: Moment,
     pub(crate) halted: bool,
     pub(crate) lent: bool,
+    /// Whether requests were last seen to wait there with nobody to serve them.
+    pub(crate) stranded: bool,
     /// Whether it was ever started: a shard that nobody started is empty for good reason.
     pub(crate) started: bool,
 }
@@ -127,6 +149,7 @@ impl Site {
             not_before: Moment::START,
             halted: false,
             lent: false,
+            stranded: false,
             started: false,
         }
     }

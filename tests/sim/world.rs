@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use polyfpm::core::fleet::{Fleet, FleetAction};
-use polyfpm::core::shard::{Blueprint, Input, Signal, Sockets, Stage, Target, Wanted};
+use polyfpm::core::shard::{Blueprint, Input, Left, Signal, Sockets, Stage, Target, Wanted};
 use polyfpm::model::ids::{GroupName, MasterId, ShardId};
 use polyfpm::model::time::Moment;
 
@@ -12,7 +12,7 @@ use crate::job::JobSeen;
 use crate::knobs::Knobs;
 use crate::random::Random;
 use crate::rare::Rare;
-use crate::site::{BAD, Life, Master, Quality, Site, Told};
+use crate::site::{BAD, Life, Master, Quality, Site};
 
 /// Says which promise was broken.
 pub(crate) type Fault = String;
@@ -211,27 +211,40 @@ impl World {
             (Blueprint::LastGood, Some(good)) => (good, Quality::Good),
             (Blueprint::LastGood | Blueprint::Current, _) => (site.version, site.quality),
         };
-        let master = Master {
-            life: Life::Launching,
-            sockets,
-            version,
-            quality,
-            told: Told::default(),
-            released: false,
-            served: false,
-            watched: None,
-            quit: None,
-            death_report: Moment::START,
-            proofs: 0,
-        };
+        let master = Master::new(sockets, version, quality);
         self.masters.insert(id.clone(), master);
         self.seen.extend(rare);
+        self.launch_begins(id)
+    }
+
+    fn launch_begins(&mut self, id: &MasterId) -> Result<Vec<FleetAction>, Fault> {
         if self.knobs.synchronous {
             return self.launch_ends(id);
         }
         let time = self.answer_time(200);
         self.soon(time, Event::LaunchEnds(id.clone()));
         Ok(Vec::new())
+    }
+
+    /// Looks at the sockets of a shard whose paths are lent.
+    pub(crate) fn lent(&mut self, id: &ShardId) -> Result<Vec<FleetAction>, Fault> {
+        let left = match (self.unlucky(self.knobs.stranded), self.unlucky(300)) {
+            (true, _) => Left::Stranded,
+            (false, true) => Left::Served,
+            (false, false) => Left::Nothing,
+        };
+        self.site(id)?.stranded |= left == Left::Stranded;
+        self.feed(id, Input::Lent { left })
+    }
+
+    /// Takes the machine's wish for a rescue master.
+    pub(crate) fn rescue(&mut self, id: &MasterId) -> Result<Vec<FleetAction>, Fault> {
+        let site = self.site(&id.shard)?;
+        let (version, quality) = (site.version, if site.good.is_some() { Quality::Good } else { site.quality });
+        // Nobody depends on it for anything new: it may be told to leave whenever it is quiet.
+        let master = Master { rescue: true, released: true, ..Master::new(Sockets::Held, version, quality) };
+        self.masters.insert(id.clone(), master);
+        self.launch_begins(id)
     }
 
     fn launch_ends(&mut self, id: &MasterId) -> Result<Vec<FleetAction>, Fault> {
@@ -245,7 +258,7 @@ impl World {
             return self.feed(&id.shard, Input::LaunchFailed { generation, why: "no process".to_owned() });
         }
         master.life = Life::Alive;
-        if master.released {
+        if master.released && !master.rescue {
             self.seen.insert(Rare::LateLaunch);
         }
         let pid = u32::try_from(generation.0 + 100).unwrap_or(u32::MAX);
@@ -397,7 +410,10 @@ impl World {
         if self.remembered.len() >= REMEMBERED {
             self.remembered.pop_front();
         }
-        self.remembered.push_back((id.clone(), input.clone()));
+        // A loan is answered in the same breath, and never again.
+        if !matches!(input, Input::Lent { .. }) {
+            self.remembered.push_back((id.clone(), input.clone()));
+        }
         self.learn(id, &input)?;
         let actions = self.fleet.handle(id, input, self.now);
         self.intents()?;

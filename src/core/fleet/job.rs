@@ -165,6 +165,6 @@ pub(super) fn step_word(note: &Note) -> Option<&'static str> {
         Note::Serving => Some("settling"),
         Note::Leaving => Some("draining"),
         Note::Failed(_) | Note::Crashed(_) | Note::Halted(_) => Some("failed"),
-        Note::Quitting | Note::Hardened(_) | Note::Gone | Note::Pausing | Note::Parked => None,
+        Note::Rescuing | Note::Quitting | Note::Hardened(_) | Note::Gone | Note::Pausing | Note::Parked => None,
     }
 }

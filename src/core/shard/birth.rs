@@ -73,6 +73,9 @@ impl Shard {
             birth.until = until;
             return vec![self.note(generation, Note::Launched)];
         }
+        if let Some(actions) = self.rescue_launched(generation, pid, now) {
+            return actions;
+        }
         // Launched after it was given up: it is on the list of those that leave, and now there is somebody to tell.
         let master = self.master(generation);
         self.leaving
@@ -194,9 +197,10 @@ impl Shard {
             return actions;
         }
         // It was given up while it was being launched; said twice, it is forgotten already.
-        let before = self.leaving.len();
-        self.leaving.retain(|leaving| leaving.generation != generation);
-        if self.leaving.len() < before { vec![discard] } else { Vec::new() }
+        let Some(left) = self.forget_leaving(generation) else { return Vec::new() };
+        let mut actions = vec![discard];
+        actions.extend(self.after_leaving(&left));
+        actions
     }
 
     /// Takes the birth out of the slot; the serving master, if any, is alone again.
@@ -264,8 +268,7 @@ impl Shard {
         if self.failures >= self.timing.give_up_after {
             self.halted = true;
             let why = self.last_failure.clone().unwrap_or_default();
-            let close = Action::CloseHeld { shard: self.id.clone() };
-            return vec![self.note(generation, Note::Halted(why)), lend, close];
+            return vec![self.note(generation, Note::Halted(why)), lend];
         }
         self.slot = Slot::Pausing { until: now.after(self.pause()) };
         vec![self.note(generation, Note::Pausing), lend]

@@ -155,11 +155,15 @@ impl Shard {
         let mut actions = self.died(generation, "its processes ended".to_owned(), now);
         // Nobody is left whom a signal could reach.
         actions.retain(|action| !matches!(action, Action::Signal { master, .. } if master.generation == generation));
-        let before = self.leaving.len();
-        self.leaving.retain(|leaving| leaving.generation != generation);
-        if self.leaving.len() < before {
+        if let Some(left) = self.forget_leaving(generation) {
             actions.extend([self.note(generation, Note::Gone), Action::Discard { master: self.master(generation) }]);
+            actions.extend(self.after_leaving(&left));
         }
         actions
+    }
+
+    pub(super) fn forget_leaving(&mut self, generation: Generation) -> Option<Leaving> {
+        let at = self.leaving.iter().position(|leaving| leaving.generation == generation)?;
+        Some(self.leaving.remove(at))
     }
 }

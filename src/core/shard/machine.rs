@@ -130,6 +130,7 @@ pub struct Shard {
     pub(super) failures: u32,
     pub(super) halted: bool,
     pub(super) lent: bool,
+    pub(super) rescue: Option<Generation>,
     pub(super) ever_served: bool,
     pub(super) blueprint: BlueprintTrust,
     pub(super) last_failure: Option<String>,
@@ -164,6 +165,7 @@ impl Shard {
             failures: 0,
             halted: false,
             lent: false,
+            rescue: None,
             ever_served: false,
             blueprint: BlueprintTrust::Trusted,
             last_failure: None,
@@ -287,6 +289,7 @@ impl Shard {
             Input::Died { generation, why } => self.died(generation, why, now),
             Input::Quiet { generation } => self.quiet(generation, now),
             Input::Detained { generation } => self.detained(generation),
+            Input::Lent { left } => self.lent(left, now),
             Input::Gone { generation } => self.gone(generation, now),
             Input::Time => self.on_time(now),
         }

@@ -27,7 +27,7 @@
 //! # What the world owes the machine
 //!
 //! Every launch is answered once it is over, however late; the answer comes before anything else is told of that master.
-//! A switch is answered in the same breath in which it is done: a master given up meanwhile is not switched any more.
+//! A switch is answered in the same breath in which it is done: a master given up meanwhile is not switched any more. So is a loan.
 //! Apart from that, reports may come late, twice, or in any order.
 //!
 //! # Failure
@@ -35,7 +35,8 @@
 //! A failed handover costs nothing: the old master stays. A failed start with nobody serving is tried again: with the last
 //! configuration that served, where the present one never did; then after pauses that double; after
 //! `give_up_after` failures in a row the shard is halted and waits for the operator. An operator's start means the present
-//! configuration, whatever became of it before; a park gives the whole budget back.
+//! configuration, whatever became of it before; a park gives the whole budget back. What waits meanwhile is the matter of
+//! `rescue`.
 //!
 //! Pure: time comes in, actions go out. `core::fleet` drives it, the runtime carries the actions out.
 
@@ -44,6 +45,7 @@ mod birth;
 mod ending;
 mod leaving;
 mod machine;
+mod rescue;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -51,4 +53,4 @@ mod words;
 pub use adopt::Adopted;
 pub use leaving::{Leaving, LeavingStage};
 pub use machine::{Birth, Shard, Slot, Stage, Timing, Wanted};
-pub use words::{Action, Blueprint, Input, Note, Quieting, Signal, Sockets, Target};
+pub use words::{Action, Blueprint, Input, Left, Note, Quieting, Signal, Sockets, Target};

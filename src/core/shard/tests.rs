@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{Action, Blueprint, Input, LeavingStage, Note, Quieting, Shard, Signal, Slot, Sockets, Stage, Target, Timing, Wanted};
+use super::{Action, Blueprint, Input, LeavingStage, Left, Note, Quieting, Shard, Signal, Slot, Sockets, Stage, Target, Timing, Wanted};
 use crate::model::ids::{Generation, GroupName, MasterId, ShardId};
 use crate::model::time::Moment;
 
@@ -270,7 +270,8 @@ fn pauses_double_and_end_in_the_halt() {
     assert_eq!(pauses, [1, 2, 4]);
     let actions = bench.tell(launch_failed(4));
     let halted = note(4, Note::Halted("no process".to_owned()));
-    assert_eq!(actions[2..], [halted, Action::Lend { shard: id() }, Action::CloseHeld { shard: id() }]);
+    assert_eq!(actions[2..], [halted, Action::Lend { shard: id() }]);
+    assert_eq!(bench.tell(Input::Lent { left: Left::Nothing }), [Action::CloseHeld { shard: id() }]);
     assert!(bench.shard.is_halted());
     assert_eq!(bench.shard.deadline(), None, "it waits for the operator");
     assert_eq!(launches(&bench.tell(Input::Start)).len(), 1);

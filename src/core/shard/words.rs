@@ -55,6 +55,17 @@ pub enum Quieting {
     Retired,
 }
 
+/// What was found at the sockets of a shard whose paths are lent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Left {
+    /// Requests wait there, and nobody serves them.
+    Stranded,
+    /// Somebody still accepts there.
+    Served,
+    /// Nobody waits there, or the paths are not lent and new requests still come.
+    Nothing,
+}
+
 /// What a shard is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
@@ -137,6 +148,11 @@ pub enum Input {
         /// Which one.
         generation: Generation,
     },
+    /// Its paths were lent where they could be; told in the same breath.
+    Lent {
+        /// What was found at its sockets.
+        left: Left,
+    },
     /// No process of this generation is left.
     Gone {
         /// Which one.
@@ -157,6 +173,11 @@ pub enum Action {
         sockets: Sockets,
         /// With which configuration.
         blueprint: Blueprint,
+    },
+    /// Start a master that serves what waits at the sockets whose paths are lent, and nothing else.
+    Rescue {
+        /// Which one.
+        master: MasterId,
     },
     /// Ask it on its private socket, warm it up.
     Prove {
@@ -228,6 +249,8 @@ pub enum Note {
     Switching,
     /// It serves.
     Serving,
+    /// It is started to serve what waits for a shard that is down.
+    Rescuing,
     /// It takes over from another generation, which leaves.
     Leaving,
     /// It was told to finish.

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
@@ -41,6 +42,17 @@ pub struct Installation {
     pub complaints: BTreeSet<String>,
     /// The binary, php.ini, every scanned file and directory, every extension: what to watch for changes.
     pub watched: Vec<PathBuf>,
+    /// What php.ini and the scanned files say.
+    pub ini: Rc<IniTexts>,
+}
+
+/// The php.ini files, so that a master can be started with them after they have changed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct IniTexts {
+    /// php.ini; empty where there is none.
+    pub main: Vec<u8>,
+    /// The scanned files in their order.
+    pub scanned: Vec<Vec<u8>>,
 }
 
 impl Installation {
@@ -118,7 +130,8 @@ pub async fn installation(tool: &Tool) -> Result<Installation, FingerprintError>
     for directory in &layout.directories {
         watched.push(directory.clone());
     }
-    for file in &layout.ini_files {
+    let mut ini = IniTexts::default();
+    for (number, file) in layout.ini_files.iter().enumerate() {
         let content = fs::read(file).unwrap_or_default();
         field(&mut hasher, file.as_os_str().as_encoded_bytes());
         field(&mut hasher, &content);
@@ -130,9 +143,20 @@ pub async fn installation(tool: &Tool) -> Result<Installation, FingerprintError>
             watched.push(extension);
         }
         watched.push(file.clone());
+        match layout.has_main && number == 0 {
+            true => ini.main = content,
+            false => ini.scanned.push(content),
+        }
     }
     let changed = watched.iter().filter_map(|path| changed(path)).max().unwrap_or(SystemTime::UNIX_EPOCH);
-    Ok(Installation { digest: hasher.finalize().into(), parts, changed, complaints: startup::complaints(&told.stderr), watched })
+    Ok(Installation {
+        digest: hasher.finalize().into(),
+        parts,
+        changed,
+        complaints: startup::complaints(&told.stderr),
+        watched,
+        ini: Rc::new(ini),
+    })
 }
 
 /// When a file was changed last: also by being moved to its path, which keeps the time it was written.
@@ -154,6 +178,8 @@ fn stamp(path: &Path) -> String {
 /// Where `php-fpm -i` says things are.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Layout {
+    /// Whether the first of the files is php.ini itself.
+    has_main: bool,
     ini_files: Vec<PathBuf>,
     directories: Vec<PathBuf>,
     extension_directory: Option<PathBuf>,
@@ -167,7 +193,10 @@ impl Layout {
             let Some((key, value)) = line.split_once(" => ") else { continue };
             match key {
                 "Configuration File (php.ini) Path" if value.starts_with('/') => layout.directories.push(value.into()),
-                "Loaded Configuration File" if value.starts_with('/') => layout.ini_files.push(value.into()),
+                "Loaded Configuration File" if value.starts_with('/') => {
+                    layout.has_main = true;
+                    layout.ini_files.push(value.into());
+                }
                 "Scan this dir for additional .ini files" => {
                     let directories = value.split(':').filter(|directory| directory.starts_with('/'));
                     layout.directories.extend(directories.map(PathBuf::from));
@@ -243,7 +272,14 @@ mod tests {
 
     fn with_digest(byte: u8) -> Installation {
         let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
-        Installation { digest: [byte; 32], parts: BTreeMap::new(), changed, complaints: BTreeSet::new(), watched: Vec::new() }
+        Installation {
+            digest: [byte; 32],
+            parts: BTreeMap::new(),
+            changed,
+            complaints: BTreeSet::new(),
+            watched: Vec::new(),
+            ini: Rc::default(),
+        }
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::sys::spawn::Command;
 pub use build::{Learned, ProbeError, learn, probe};
 pub use environment::environment;
 pub use files::{FilesError, FoundFiles, probe_and_read, read_files};
-pub use fingerprint::{FingerprintError, Installation, digest_of, installation};
+pub use fingerprint::{FingerprintError, IniTexts, Installation, digest_of, installation};
 pub use trial::{Trial, TrialError, find_bad_pools, try_shard};
 
 /// How long one run of the binary may take. A check of 4,000 pools takes under 2 s; a host under load is given ten times that.

@@ -12,6 +12,7 @@ mod life;
 mod orphans;
 mod paths;
 mod races;
+mod rescue;
 mod rolling;
 mod routing;
 mod scale;

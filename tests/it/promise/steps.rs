@@ -72,6 +72,7 @@ impl Faults {
 struct Inventory {
     masters: usize,
     sockets: BTreeSet<PathBuf>,
+    second: usize,
     listeners: usize,
 }
 
@@ -79,10 +80,14 @@ fn inventory(host: &Sandbox, port: u16) -> Inventory {
     let ground = host.ground();
     let masters = ground.population().iter().filter(|(_, what)| what.starts_with("php-fpm: master process")).count();
     let private = ground.path("run/polyfpm/m");
-    let sockets = ground.socket_files().into_iter().filter(|path| !path.starts_with(&private)).collect();
+    // Second names are named after inodes, which differ with each generation: their number must not.
+    let kept = ground.path("run/polyfpm/kept");
+    let (second, sockets): (Vec<PathBuf>, BTreeSet<PathBuf>) =
+        ground.socket_files().into_iter().filter(|path| !path.starts_with(&private)).partition(|path| path.starts_with(&kept));
+    let second = second.len();
     let table = std::fs::read_to_string("/proc/net/tcp").expect("/proc/net/tcp");
     let listeners = table.lines().filter(|line| line.contains(&format!(":{port:04X} 00000000:0000 0A"))).count();
-    Inventory { masters, sockets, listeners }
+    Inventory { masters, sockets, second, listeners }
 }
 
 /// A split, a whole, a shared and a TCP pool, each with its own way to change hands.

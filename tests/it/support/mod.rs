@@ -25,7 +25,7 @@ pub(crate) use master::{Listener, Master, MasterPlan, php_fpm, pool_lines};
 pub(crate) use nginx::{Nginx, Route, Site, Upstream, http_get, unix_pass};
 pub(crate) use process::{Running, alive, children, processes, run, stat};
 pub(crate) use sandbox::{FakeFpm, Sandbox, Shard, binary, until_shards};
-pub(crate) use verdict::{Kind, Report};
+pub(crate) use verdict::{Kind, Report, Sample};
 
 /// 10 ms: short against every deadline, long against the cost of a look.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
