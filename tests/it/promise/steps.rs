@@ -82,9 +82,9 @@ fn inventory(host: &Sandbox, port: u16) -> Inventory {
     let private = ground.path("run/polyfpm/m");
     // Second names are named after inodes, which differ with each generation: their number must not.
     let kept = ground.path("run/polyfpm/kept");
-    let (second, sockets): (Vec<PathBuf>, BTreeSet<PathBuf>) =
+    let (second, sockets): (Vec<PathBuf>, Vec<PathBuf>) =
         ground.socket_files().into_iter().filter(|path| !path.starts_with(&private)).partition(|path| path.starts_with(&kept));
-    let second = second.len();
+    let (second, sockets) = (second.len(), sockets.into_iter().collect());
     let table = std::fs::read_to_string("/proc/net/tcp").expect("/proc/net/tcp");
     let listeners = table.lines().filter(|line| line.contains(&format!(":{port:04X} 00000000:0000 0A"))).count();
     Inventory { masters, sockets, second, listeners }
