@@ -260,7 +260,8 @@ impl Soak {
     fn settle(&mut self) {
         for (word, mut command) in std::mem::take(&mut self.under_way) {
             let code = command.exit_code(SETTLED_WITHIN);
-            let right = if self.overlapping > 1 { matches!(code, 0 | 1 | 69 | 75) } else { code == 0 };
+            // What a signal asked for may begin late, and be in the way of the next command.
+            let right = if self.overlapping > 1 { matches!(code, 0 | 1 | 69 | 75) } else { matches!(code, 0 | 75) };
             assert!(right, "{word} ended with {code}:\n{}\n{}", command.output(), self.host.log_tail());
         }
         self.until_all_serve();
