@@ -428,13 +428,6 @@ impl Supervisor {
         }
     }
 
-    /// Gives when the snapshot is drawn again though nothing happened: a picture of 1,000 pools costs a millisecond, so only
-    /// while a client is connected; otherwise each look at the shards draws one.
-    fn snapshot_due(&self) -> Option<Moment> {
-        let receivers_of_clients = self.snapshot.receiver_count().saturating_sub(1);
-        (receivers_of_clients > 0).then_some(self.snapshot_due)
-    }
-
     fn next_wake(&self) -> Duration {
         let now = self.now();
         let mut next = self.health.next_look().min(self.layout.next_look()).min(self.paths.next_look());

@@ -18,6 +18,13 @@ pub(super) struct DrawnPools {
 }
 
 impl Supervisor {
+    /// Gives when the snapshot is drawn again though nothing happened: a picture of 1,000 pools costs a millisecond, so only
+    /// while a client is connected; otherwise each look at the shards draws one.
+    pub(super) fn snapshot_due(&self) -> Option<crate::model::time::Moment> {
+        let receivers_of_clients = self.snapshot.receiver_count().saturating_sub(1);
+        (receivers_of_clients > 0).then_some(self.snapshot_due)
+    }
+
     /// Publishes the picture of now if it differs from the last one.
     pub(super) fn publish_snapshot(&mut self) {
         let snapshot = self.picture();

@@ -431,17 +431,6 @@ impl Sockets {
         }
     }
 
-    /// Tells whether the path of a listener is lent to a sibling.
-    pub(super) fn is_lent(&self, held: &Held) -> bool {
-        self.published.get(&held.plan.endpoint).is_some_and(|published| published.lent.is_some())
-    }
-
-    /// Tells whether a path is lent to this listener of a sibling.
-    pub(super) fn is_lent_to(&self, endpoint: &Endpoint, living: &Held) -> bool {
-        let lent = self.published.get(endpoint).and_then(|published| published.lent).or_else(|| self.found_lent.get(endpoint).copied());
-        lent.is_some() && lent == living.listener.file_id()
-    }
-
     /// Closes what is kept of a master's sockets that no other set shares.
     pub(super) fn release(&mut self, set: SocketSet) {
         let _batch = Batch::begin();

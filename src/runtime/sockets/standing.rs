@@ -1,6 +1,6 @@
 //! What should stand at the public paths, and what can no longer be reached there.
 
-use super::Sockets;
+use super::{Held, Sockets};
 use crate::model::endpoint::Endpoint;
 use crate::sys::listener::FileId;
 
@@ -54,5 +54,16 @@ impl Sockets {
         for endpoint in std::mem::take(&mut self.retiring) {
             self.unpublish(&endpoint);
         }
+    }
+
+    /// Tells whether the path of a listener is lent to a sibling.
+    pub(in crate::runtime) fn is_lent(&self, held: &Held) -> bool {
+        self.published.get(&held.plan.endpoint).is_some_and(|published| published.lent.is_some())
+    }
+
+    /// Tells whether a path is lent to this listener of a sibling.
+    pub(in crate::runtime) fn is_lent_to(&self, endpoint: &Endpoint, living: &Held) -> bool {
+        let lent = self.published.get(endpoint).and_then(|published| published.lent).or_else(|| self.found_lent.get(endpoint).copied());
+        lent.is_some() && lent == living.listener.file_id()
     }
 }
