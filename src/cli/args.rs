@@ -51,7 +51,7 @@ pub enum Command {
     },
     /// Show what would run where: shards, CPUs, workers per pool, and how each pool is reached
     #[command(
-        after_help = "Examples:\n  polyfpm plan --instance php8.2\n  polyfpm plan --diff\n\nReads only; nothing is started or written. With --diff the supervisor is asked: without one it ends with 69."
+        after_help = "Example:\n  polyfpm plan --instance php8.2\n  polyfpm plan --diff\n\nReads only; nothing is started or written. With --diff the supervisor is asked: without one it ends with 69."
     )]
     Plan {
         /// Show what a reload would change against what runs, and why

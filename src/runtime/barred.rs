@@ -59,19 +59,25 @@ impl Barred {
 }
 
 impl Supervisor {
-    /// Keeps a pool out whose listener stopped the start of a shard that nobody serves.
+    /// Keeps a pool out whose listener stopped the start of a shard that nobody serves. One that another shard serves stays: kept
+    /// out, it would lose that shard, too.
     pub(super) fn bar_pool_of(&mut self, id: &MasterId, error: &LaunchError) {
         let LaunchError::Socket(error) = error else { return };
         let serves = self.fleet.shard(&id.shard).is_some_and(|shard| shard.serving().is_some());
         let placements = self.draft.plan.shard(&id.shard).map(|shard| shard.placements.as_slice()).unwrap_or_default();
         let Some(placement) = placements.iter().find(|placement| error.pool() == Some(placement.pool.as_str())) else { return };
-        if serves {
+        if serves || self.is_served(&placement.pool) {
             return;
         }
         let (pool, endpoint) = (placement.pool.clone(), placement.listener.endpoint.clone());
         self.bar(pool, endpoint, super::chain(error));
         self.bar_others_taken();
         self.pending = self.pending.and(Pending::Reload);
+    }
+
+    fn is_served(&self, pool: &PoolName) -> bool {
+        let serving = self.fleet.shards().filter_map(|shard| self.masters.get(&MasterId::new(shard.id(), shard.serving()?.0)));
+        serving.flat_map(|master| &master.sockets).any(|held| held.plan.pool == *pool)
     }
 
     fn bar(&mut self, pool: PoolName, endpoint: Endpoint, why: String) {
@@ -91,7 +97,7 @@ impl Supervisor {
         let ours: BTreeSet<Endpoint> = self.sockets.endpoints().into_iter().collect();
         let listeners = down.flat_map(|shard| &shard.placements).map(|placement| &placement.listener);
         let asked: Vec<(PoolName, Endpoint)> = listeners
-            .filter(|plan| !ours.contains(&plan.endpoint) && !self.barred.0.contains_key(&plan.pool))
+            .filter(|plan| !ours.contains(&plan.endpoint) && !self.barred.0.contains_key(&plan.pool) && !self.is_served(&plan.pool))
             .map(|plan| (plan.pool.clone(), plan.endpoint.clone()))
             .collect::<BTreeSet<_>>()
             .into_iter()

@@ -457,6 +457,7 @@ impl Supervisor {
         drop(batch);
         self.held.clear();
         self.paths.clear();
+        super::leftovers::sweep_own(&self.settings.listen.directory);
         for replies in self.stops.drain(..) {
             replies.finish(crate::model::wire::Reply::Done { message: "stopped".to_owned(), shards: Vec::new() });
         }

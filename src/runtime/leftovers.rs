@@ -19,11 +19,21 @@ pub(super) fn sweep(plan: &Plan) {
         }
     }
     for (directory, names) in directories {
-        match listener::sweep(directory, |name| is_temporary(name, &names)) {
-            Ok(0) => {}
-            Ok(removed) => tracing::info!(directory = %directory.display(), removed, "leftover sockets removed"),
-            Err(error) => tracing::debug!(directory = %directory.display(), error = %error, "leftover sockets were not looked for"),
-        }
+        remove(directory, |name| is_temporary(name, &names));
+    }
+}
+
+/// Removes every stale socket from the directory of the shards' own sockets, which nobody else uses: a pool that was removed while
+/// NGINX still named it may have left one behind with a supervisor that was killed.
+pub(super) fn sweep_own(directory: &Path) {
+    remove(directory, |_| true);
+}
+
+fn remove(directory: &Path, is_ours: impl Fn(&str) -> bool) {
+    match listener::sweep(directory, is_ours) {
+        Ok(0) => {}
+        Ok(removed) => tracing::info!(directory = %directory.display(), removed, "leftover sockets removed"),
+        Err(error) => tracing::debug!(directory = %directory.display(), error = %error, "leftover sockets were not looked for"),
     }
 }
 
