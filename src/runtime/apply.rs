@@ -16,6 +16,7 @@ use crate::model::ids::{MasterId, PoolName, ShardId};
 use crate::model::plan::Fingerprint;
 use crate::model::settings::Settings;
 use crate::model::wire::{ErrorCode, Reply};
+use crate::sys::watch::Watcher;
 
 /// Whether a reading is under way.
 #[derive(Debug, Default)]
@@ -173,6 +174,28 @@ impl Supervisor {
         let gone = self.fleet.shards().filter(|shard| shard.wanted() != Wanted::Retired && !draft.blueprints.contains_key(shard.id()));
         let retire = gone.map(|shard| shard.id().clone()).collect();
         (changed, retire)
+    }
+
+    /// Watches the files the present draft was made from.
+    pub(super) fn watch_files(&mut self) {
+        if let Some(task) = self.watcher.take() {
+            task.abort();
+        }
+        let paths = self.draft.watched.clone();
+        let events = self.events.clone();
+        self.watcher = Some(tokio::task::spawn_local(async move {
+            let mut watcher = match Watcher::new(paths) {
+                Ok(watcher) => watcher,
+                Err(error) => {
+                    tracing::warn!(error = %error, "files are not watched");
+                    return;
+                }
+            };
+            loop {
+                let Ok(changed) = watcher.changed().await else { return };
+                super::tell(&events, Event::Changed(changed)).await;
+            }
+        }));
     }
 
     /// A file of a bad pool changed: it is tried again.

@@ -17,7 +17,7 @@ use super::fault;
 use super::handoff::{self, Arrival, ControlSocket, Inheritance};
 use super::health::HealthBook;
 use super::home::{Home, bind_control};
-use super::instance::{leave_instance, raise_file_limit, take_instance};
+use super::instance::{leave_instance, take_instance};
 use super::nginx::NginxBook;
 use super::paths::PathBook;
 use super::quiet::Kept;
@@ -37,9 +37,9 @@ use crate::model::time::Moment;
 use crate::sys::children::{Children, Subreaper};
 use crate::sys::directory::Batch;
 use crate::sys::handoff::Deaf;
+use crate::sys::limits::make_room_for_files;
 use crate::sys::lock::{InstanceLock, LockError};
 use crate::sys::signals::{Received, Signals};
-use crate::sys::watch::Watcher;
 
 /// How many events may wait: tasks wait for room, and there are a few for each master.
 const EVENTS: usize = 1024;
@@ -99,6 +99,8 @@ pub fn run(file: &Path) -> Result<(), RunError> {
     };
     // Before anything else opens descriptors: their numbers are all that is known of what came.
     let inheritance = Inheritance::receive();
+    // Thousands of pools need thousands of descriptors.
+    let room = make_room_for_files();
     let mut builder = tokio::runtime::Builder::new_current_thread();
     // Signals are for the one thread that can block them when that matters.
     let builder = builder.enable_all().on_thread_start(Deaf::for_ever);
@@ -110,6 +112,9 @@ pub fn run(file: &Path) -> Result<(), RunError> {
         let settings = settings_file::load(file).map_err(RunError::Problems)?.settings;
         log::start(settings.log).map_err(|error| RunError::System { what: error.to_string(), source: std::io::Error::other(error) })?;
         log::end_on_panic();
+        if let Err(error) = room {
+            tracing::warn!(error = %error, "limit of open files was not raised");
+        }
         let Inheritance { lock, control, arrival, masters, mut kept, unusable } = inheritance;
         if let Some(why) = unusable {
             tracing::warn!(why, "what was handed over was not usable; masters are adopted by their files");
@@ -122,7 +127,6 @@ pub fn run(file: &Path) -> Result<(), RunError> {
         let (children, resumed) = resumed;
         kept.children = resumed.into_iter().map(|child| (child.pid(), child)).collect();
         fault::point("children resumed");
-        raise_file_limit();
         let input = ReadingInput {
             file: file.to_owned(),
             previous: None,
@@ -251,7 +255,6 @@ impl Supervisor {
     fn take_up(&mut self) {
         super::leftovers::sweep(&self.draft.plan);
         self.watch_files();
-        self.write_plan();
         self.recall_takeover();
         self.adoption = self.adopt_all();
         fault::point("masters adopted");
@@ -411,6 +414,8 @@ impl Supervisor {
             self.phase = Phase::Running;
             tracing::info!(took_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX), "instance serving");
             self.tell_ready();
+            // Until here each master's own record says where its pools are; READY does not wait for more.
+            self.write_plan();
             self.arrived();
             let follow = self.begin_nginx();
             self.carry_out(follow);
@@ -471,27 +476,5 @@ impl Supervisor {
             drop(std::fs::remove_file(self.settings.runtime_directory.join(file)));
         }
         tracing::info!("stopped");
-    }
-
-    /// Watches the files the present draft was made from.
-    pub(super) fn watch_files(&mut self) {
-        if let Some(task) = self.watcher.take() {
-            task.abort();
-        }
-        let paths = self.draft.watched.clone();
-        let events = self.events.clone();
-        self.watcher = Some(tokio::task::spawn_local(async move {
-            let mut watcher = match Watcher::new(paths) {
-                Ok(watcher) => watcher,
-                Err(error) => {
-                    tracing::warn!(error = %error, "files are not watched");
-                    return;
-                }
-            };
-            loop {
-                let Ok(changed) = watcher.changed().await else { return };
-                super::tell(&events, Event::Changed(changed)).await;
-            }
-        }));
     }
 }

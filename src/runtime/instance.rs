@@ -63,14 +63,3 @@ fn ends_soon(pid: nix::unistd::Pid) -> bool {
     let pending = status.lines().filter_map(|line| line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")));
     pending.filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok()).any(|mask| mask & (1 << 8) != 0)
 }
-
-/// Thousands of pools need thousands of descriptors; what the hard limit allows is taken.
-pub(super) fn raise_file_limit() {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
-        && soft < hard
-        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
-    {
-        tracing::warn!(error = %error, "limit of open files was not raised");
-    }
-}

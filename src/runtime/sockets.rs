@@ -168,7 +168,7 @@ impl Sockets {
 
     /// Removes what was bound ahead and not asked for.
     pub(super) fn end_ahead(&mut self) {
-        std::mem::take(&mut self.ahead).rest().for_each(|listener| discard_listener(&listener));
+        std::mem::take(&mut self.ahead).discard_rest();
     }
 
     /// Forgets what those had in common who came in together, or were to: who does so next binds anew.
@@ -480,7 +480,7 @@ fn discard(held: &Held) {
     discard_listener(&held.listener);
 }
 
-fn discard_listener(listener: &Listener) {
+pub(super) fn discard_listener(listener: &Listener) {
     if let Err(error) = listener.discard() {
         tracing::debug!(listener = %listener.bound, error = %error, "temporary socket file was not removed");
     }

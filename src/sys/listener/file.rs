@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
@@ -61,6 +61,11 @@ impl Entry {
     /// Gives a path that leads to this very file, whatever its name is by now.
     pub(super) fn proc_path(&self) -> String {
         format!("/proc/self/fd/{}", self.fd.as_raw_fd())
+    }
+
+    /// Gives the file to `owner` and `group`, where they are named.
+    pub(super) fn set_owner(&self, owner: Option<Uid>, group: Option<Gid>) -> Result<(), Errno> {
+        rustix::fs::chownat(&self.fd, c"", owner, group, AtFlags::EMPTY_PATH)
     }
 
     /// Connects without waiting. What was connected is closed when the answer is dropped.

@@ -206,7 +206,7 @@ fn finish(
     if !is_ours {
         return Err(BindError::Swapped { path });
     }
-    set_access(&entry, access, &path)?;
+    set_access((directory, name), &entry, access, &path)?;
     let inode = inode_of(socket).map_err(|source| step("look at", source))?;
     Ok((inode, entry.id))
 }
@@ -227,21 +227,26 @@ fn leads_to(entry: &Entry, listener: &OwnedFd) -> io::Result<bool> {
     Ok(true)
 }
 
-fn set_access(entry: &Entry, access: &Access, path: &Path) -> Result<(), BindError> {
+fn set_access((directory, name): (&SafeDirectory, &OsStr), entry: &Entry, access: &Access, path: &Path) -> Result<(), BindError> {
     let step = |step, source: rustix::io::Errno| BindError::step(step, path.to_string_lossy(), source);
-    let file = entry.proc_path();
     let has_list = !access.acl_uids.is_empty() || !access.acl_gids.is_empty();
     // With an access list php-fpm ignores owner and group; so do we.
     if !has_list && (access.uid.is_some() || access.gid.is_some()) {
         let owner = access.uid.map(rustix::fs::Uid::from_raw);
         let group = access.gid.map(rustix::fs::Gid::from_raw);
-        rustix::fs::chownat(rustix::fs::CWD, &*file, owner, group, AtFlags::empty()).map_err(|source| step("set owner of", source))?;
+        entry.set_owner(owner, group).map_err(|source| step("set owner of", source))?;
     }
     let mode = access.mode & 0o777;
-    rustix::fs::chmod(&*file, Mode::from_raw_mode(mode)).map_err(|source| step("set mode of", source))?;
+    let bits = Mode::from_raw_mode(mode);
+    // The way through /proc costs as much as the rest of a bind; where nobody else may write, the name does.
+    let set = match directory.is_guarded() {
+        true => rustix::fs::chmodat(&directory.fd, name, bits, AtFlags::empty()),
+        false => rustix::fs::chmod(entry.proc_path(), bits),
+    };
+    set.map_err(|source| step("set mode of", source))?;
     if has_list {
         let list = acl::encode(mode, &access.acl_uids, &access.acl_gids);
-        rustix::fs::setxattr(&*file, acl::ATTRIBUTE, &list, XattrFlags::empty())
+        rustix::fs::setxattr(entry.proc_path(), acl::ATTRIBUTE, &list, XattrFlags::empty())
             .map_err(|source| BindError::Acl { path: path.to_owned(), source: source.into() })?;
     }
     Ok(())

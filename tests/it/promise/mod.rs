@@ -23,7 +23,7 @@ mod upgrade;
 
 use std::time::Duration;
 
-pub(crate) use scale::measure;
+pub(crate) use scale::{Layout, Scale, measure};
 
 use crate::support::{Route, Sandbox, Site, within};
 

@@ -6,10 +6,29 @@ use crate::support::{Ground, Listener, Master, MasterPlan, Peer, Request, Sandbo
 
 const ON_DEMAND: &str = "user = www-data\ngroup = www-data\npm = ondemand\npm.max_children = 4\npm.process_idle_timeout = 60s";
 
+/// How many pools lie on two shards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// Every pool on one of them.
+    Whole,
+    /// Every pool on both.
+    Shared,
+}
+
+impl Layout {
+    /// Gives how many of so many pools each of two masters has.
+    fn of_each(self, count: usize) -> usize {
+        match self {
+            Self::Whole => count / 2,
+            Self::Shared => count,
+        }
+    }
+}
+
 /// What a start of many pools took, side by side.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scale {
-    /// Two plain masters, each with half of the pools.
+    /// Two plain masters, each with as many pools as a shard.
     pub(crate) plain: Duration,
     /// polyfpm with two shards, from exec to "instance serving".
     pub(crate) polyfpm: Duration,
@@ -39,9 +58,12 @@ fn many(count: usize, shards: i64) -> Sandbox {
 }
 
 /// Starts so many pools both ways and, where asked, watches the supervisor for a while.
-pub(crate) fn measure(count: usize, idle: Option<Duration>) -> Scale {
-    let plain = plain_masters(count);
+pub(crate) fn measure(count: usize, layout: Layout, idle: Option<Duration>) -> Scale {
+    let plain = plain_masters(layout.of_each(count));
     let mut host = many(count, 2);
+    if layout == Layout::Shared {
+        host.set("shards", "min_workers", 1);
+    }
     let began = Instant::now();
     host.launch();
     let serving = within(Duration::from_secs(60), || host.ground().read("log/polyfpm.out").contains("instance serving").then_some(()));
@@ -53,7 +75,8 @@ pub(crate) fn measure(count: usize, idle: Option<Duration>) -> Scale {
     let pss = memory.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB")?.parse().ok());
     let open_files = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the supervisor's files").count();
     let scale = Scale { plain, polyfpm, memory_kb: pss.expect("Pss"), open_files, idle_cpu };
-    everything_serves(&mut host, count);
+    let placed = everything_serves(&mut host, count);
+    assert_eq!(placed, 2 * layout.of_each(count));
     scale
 }
 
@@ -74,8 +97,8 @@ fn cpu_nanoseconds(pid: i32) -> u64 {
     text.split_whitespace().next().and_then(|ns| ns.parse().ok()).expect("nanoseconds")
 }
 
-/// Two plain masters, started together.
-fn plain_masters(count: usize) -> Duration {
+/// Two plain masters of so many pools each, started together.
+fn plain_masters(each: usize) -> Duration {
     let grounds = [Ground::in_memory(), Ground::in_memory()];
     let unused: Vec<Listener> = grounds.iter().map(|ground| Listener::unix(&ground.path("run/unused"))).collect();
     let plans: Vec<MasterPlan<'_>> = grounds
@@ -84,7 +107,7 @@ fn plain_masters(count: usize) -> Duration {
         .map(|(ground, unused)| {
             let mut plan = MasterPlan::one_pool(ground, "plain", unused, 1);
             plan.sockets.clear();
-            plan.pools = pools(ground, count / 2);
+            plan.pools = pools(ground, each);
             plan
         })
         .collect();
@@ -96,24 +119,26 @@ fn plain_masters(count: usize) -> Duration {
     began.elapsed()
 }
 
-/// Checks every shard and every socket, and asks one pool in fifty for a page.
+/// Checks every shard and every socket, and asks one pool in fifty for a page. Gives how many placements there are.
 #[track_caller]
-fn everything_serves(host: &mut Sandbox, count: usize) {
+fn everything_serves(host: &mut Sandbox, count: usize) -> usize {
     host.ready();
     let shards = host.shards();
-    assert_eq!(shards.iter().map(|shard| shard.pools.len()).sum::<usize>(), count, "whole pools, each on one shard");
+    let names: std::collections::BTreeSet<&String> = shards.iter().flat_map(|shard| &shard.pools).collect();
+    assert_eq!(names.len(), count, "every pool is somewhere");
     let sizes: Vec<usize> = shards.iter().map(|shard| shard.pools.len()).collect();
-    assert!(sizes.iter().all(|size| size.abs_diff(count / sizes.len()) <= 1), "pools are spread unevenly: {sizes:?}");
+    assert!(sizes.iter().all(|size| size.abs_diff(sizes[0]) <= 1), "pools are spread unevenly: {sizes:?}");
     let hello = Request::get(&host.ground().path(""), "/hello.php?id=s");
     for n in (0..count).step_by(50).chain([count - 1]) {
         let peer = Peer::Unix(host.ground().path(&format!("run/{n}.sock")));
         assert_eq!(hello.to(&peer).body(), "hello s\n", "pool p{n}");
     }
+    sizes.iter().sum()
 }
 
 #[test]
 fn a_thousand_pools_on_two_shards() {
-    let seen = measure(1000, Some(Duration::from_secs(4)));
+    let seen = measure(1000, Layout::Whole, Some(Duration::from_secs(4)));
     eprintln!("1,000 pools, {} build: {seen:?}", if cfg!(debug_assertions) { "debug" } else { "release" });
     // Time and idle CPU are the benchmark's to show; these hold however busy the machine is.
     assert!(seen.open_files < 1_100, "one file for each pool, and a few: {}", seen.open_files);

@@ -19,6 +19,9 @@ const AFTERWARDS: Duration = Duration::from_millis(300);
 /// Both shards serve each kind of pool but the whole one.
 const SHARDS: usize = 2;
 
+/// Public unix paths of the three pools that have some: two of the split pool, one of the whole, one of the shared.
+const UNIX_PATHS: usize = 4;
+
 /// One step of a handover: its name, and the how manyth of that name it is.
 type Step = (String, usize);
 
@@ -152,7 +155,9 @@ fn a_supervisor_killed_after_any_step_of_a_handover_leaves_nothing_half_done() {
         .map(|route| Load::start(host.ground(), host.nginx(), route, Clients::keeping(1).resting(Duration::from_millis(5)), &[]))
         .into();
     host.does(&["restart"]);
-    let whole = eventually(SOON, "the first masters are gone", || Some(inventory(&host, port)).filter(|all| all.masters == SHARDS));
+    let whole = eventually(SOON, "the first masters are gone, and every new path has its second name", || {
+        Some(inventory(&host, port)).filter(|all| all.masters == SHARDS && all.second == UNIX_PATHS)
+    });
     assert!(!ends_in_a_restart(&mut host, &faults, &shard, ("none", 0)));
     let steps = faults.passed();
     let mut reached = BTreeSet::new();
