@@ -26,12 +26,11 @@ use crate::edge::fastcgi;
 use crate::model::endpoint::Endpoint;
 use crate::model::ids::{MasterId, PoolName};
 use crate::model::listen::ListenerPlan;
-use crate::model::settings::{Limit as SettingsLimit, Limits};
 use crate::sys::children::{Child, Exit};
 use crate::sys::directory::Batch;
 use crate::sys::notify::{NotifyError, NotifySocket};
 use crate::sys::proc::Proc;
-use crate::sys::spawn::{Command, Limit, Output, Resource, Session, SpawnError};
+use crate::sys::spawn::{Command, Output, Session, SpawnError};
 
 /// How many sockets one `FPM_SOCKETS` variable names. Source: php-src fpm_sockets.c writes 128 a variable and reads 256 variables (P7).
 const SOCKETS_PER_VARIABLE: usize = 128;
@@ -221,7 +220,7 @@ impl Supervisor {
         if let Some(cpus) = &blueprint.plan.cpus {
             command = command.cpus(cpus.clone());
         }
-        let child = self.children.spawn(&limited(command, &self.settings.limits))?;
+        let child = self.children.spawn(&super::limits::applied(command, &self.settings.limits))?;
         fault::point("spawned");
         tracing::trace!(shard = %id.shard, gen = id.generation.0, sockets = set.len(), "master spawned");
         Ok((child, status, notify))
@@ -392,27 +391,4 @@ fn master_environment(blueprint: &Blueprint, names: &[(String, i32)], notify: Op
         environment.push(("NOTIFY_SOCKET".into(), notify.path().into()));
     }
     environment
-}
-
-fn limited(mut command: Command, limits: &Limits) -> Command {
-    let bytes = |limit: SettingsLimit| match limit {
-        SettingsLimit::Unlimited => Limit::UNLIMITED,
-        SettingsLimit::At(bytes) => bytes,
-    };
-    let wanted = [
-        (Resource::RLIMIT_NOFILE, limits.nofile),
-        (Resource::RLIMIT_CORE, limits.core.map(bytes)),
-        (Resource::RLIMIT_NPROC, limits.nproc),
-        (Resource::RLIMIT_MEMLOCK, limits.memlock.map(bytes)),
-    ];
-    for (resource, value) in wanted.into_iter().filter_map(|(resource, value)| Some((resource, value?))) {
-        command = command.limit(resource, Limit::both(value));
-    }
-    if let Some(nice) = limits.nice {
-        command = command.nice(nice);
-    }
-    if let Some(adjustment) = limits.oom_score_adjust {
-        command = command.oom_score_adj(adjustment);
-    }
-    command
 }

@@ -24,6 +24,7 @@ mod journal;
 mod launch;
 mod leftovers;
 mod lending;
+mod limits;
 mod listens;
 mod master;
 mod nginx;

@@ -333,6 +333,7 @@ impl Supervisor {
             && let Some(master) = self.masters.get(id)
         {
             self.good.insert(id.shard.clone(), Rc::clone(&master.blueprint));
+            super::limits::verify(master, &self.settings.limits);
             self.health.began_serving(&id.shard);
             self.lend_anew();
         }

@@ -10,10 +10,10 @@ const FILE: &str = "/etc/polyfpm/web.toml";
 
 /// Makes of a text what a file of it would give.
 pub fn understand(text: &str) -> (Option<Settings>, Vec<Problem>) {
-    understand_anyway(Path::new(FILE), text, std::convert::identity)
+    understand_anyway(Path::new(FILE), text, |_, wanted| wanted)
 }
 
 /// Gives the settings of a text without a fault.
 pub fn understood(text: &str) -> Option<Settings> {
-    understand_strictly(Path::new(FILE), text, std::convert::identity).ok().map(|loaded| loaded.settings)
+    understand_strictly(Path::new(FILE), text, |_, wanted| wanted).ok().map(|loaded| loaded.settings)
 }

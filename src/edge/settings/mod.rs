@@ -30,7 +30,8 @@ pub use locate::{ETC_DIRECTORY, LocateError, locate};
 use crate::model::ids::InstanceName;
 use crate::model::problem::{Problem, Severity};
 use crate::model::settings::Settings;
-use crate::sys::limits::attainable_files;
+use crate::sys::limits::attainable;
+use crate::sys::spawn::Resource;
 use reader::Reader;
 use source::Source;
 
@@ -53,7 +54,7 @@ pub struct Loaded {
 /// `php.environment`.
 pub fn load(file: &Path) -> Result<Loaded, Vec<Problem>> {
     // Whoever only asks a running supervisor may have lower limits than it has.
-    load_within(file, std::convert::identity)
+    load_within(file, |_, wanted| wanted)
 }
 
 /// Reads a settings file for a process that is to start masters, or to say whether it could: limits that this process
@@ -62,7 +63,7 @@ pub fn load(file: &Path) -> Result<Loaded, Vec<Problem>> {
 /// # Errors
 /// As [`load`].
 pub fn load_for_masters(file: &Path) -> Result<Loaded, Vec<Problem>> {
-    load_within(file, attainable_files)
+    load_within(file, attainable)
 }
 
 fn load_within(file: &Path, attainable: Attainable) -> Result<Loaded, Vec<Problem>> {
@@ -83,8 +84,8 @@ pub fn control_socket(file: &Path) -> Option<PathBuf> {
     Some(tables::control(&reader, &directory).socket)
 }
 
-/// Gives how many open files a master can be allowed of those that are wanted.
-type Attainable = fn(u64) -> u64;
+/// Gives how much of a resource a master can be allowed of what is wanted.
+type Attainable = fn(Resource, u64) -> u64;
 
 /// Reads a settings file to tell everything about it: whatever is wrong in it is taken as if it were not written.
 ///
@@ -92,7 +93,7 @@ type Attainable = fn(u64) -> u64;
 pub fn survey(file: &Path) -> (Option<Settings>, Vec<Problem>) {
     let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
     match read(&file) {
-        Ok(text) => understand_anyway(&file, &text, attainable_files),
+        Ok(text) => understand_anyway(&file, &text, attainable),
         Err(problems) => (None, problems),
     }
 }

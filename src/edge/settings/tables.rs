@@ -6,14 +6,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::keys;
 use super::reader::{Reader, Section, Value};
+use super::{Attainable, keys};
 use crate::model::endpoint::UNIX_PATH_LIMIT_BYTES;
 use crate::model::ids::InstanceName;
 use crate::model::problem::Problem;
 use crate::model::settings::{
     Balance, Control, Health, Keepalive, Limit, Limits, Listen, Log, LogFormat, LogLevel, Nginx, Restart, Warmup,
 };
+use crate::sys::spawn::{Limit as SpawnLimit, Resource};
 
 /// The longest time any key takes: nothing here is meant to wait longer, and a slip such as `5d` for `5s` is told.
 const LONGEST: Duration = Duration::from_secs(7 * 86_400);
@@ -48,15 +49,15 @@ pub(super) fn listen(reader: &Reader<'_>, run_directory: &Path) -> Listen {
 /// The default of `limits.nofile`: what distributions give their own php-fpm units at most.
 const DEFAULT_NOFILE: u64 = 65_536;
 
-/// Reads `[limits]`. `attainable` gives how many open files a master can be allowed.
-pub(super) fn limits(reader: &Reader<'_>, attainable: fn(u64) -> u64) -> Limits {
+/// Reads `[limits]`. `attainable` gives how much of a resource a master can be allowed.
+pub(super) fn limits(reader: &Reader<'_>, attainable: Attainable) -> Limits {
     let section = reader.section("limits");
     section.refuse_unknown_keys();
     Limits {
         nofile: nofile(reader, &section, attainable),
-        core: section.get("core").map_or(Some(Limit::At(0)), |value| limit(&value)),
-        nproc: section.number("nproc", 1..=MAX_NPROC),
-        memlock: section.get("memlock").and_then(|value| limit(&value)),
+        core: section.get("core").map_or(Some(Limit::At(0)), |value| limit(&value, |wanted| attainable(Resource::RLIMIT_CORE, wanted))),
+        nproc: section.get("nproc").and_then(|value| nproc(&value, attainable)),
+        memlock: section.get("memlock").and_then(|value| limit(&value, |wanted| attainable(Resource::RLIMIT_MEMLOCK, wanted))),
         nice: section.number("nice", -20..=19),
         oom_score_adjust: section.number("oom_score_adjust", -1000..=1000),
         memory_max: section.without_effect("memory_max", section.get("memory_max").and_then(|value| memory_max(&value))),
@@ -65,17 +66,17 @@ pub(super) fn limits(reader: &Reader<'_>, attainable: fn(u64) -> u64) -> Limits 
 }
 
 /// An explicit number that cannot be had is an error: whoever wrote it counts on it. The default gives way with a warning.
-fn nofile(reader: &Reader<'_>, section: &Section<'_>, attainable: fn(u64) -> u64) -> Option<u64> {
+fn nofile(reader: &Reader<'_>, section: &Section<'_>, attainable: Attainable) -> Option<u64> {
     if let Some(value) = section.get("nofile") {
         let wanted = value.number_or(64..=MAX_NOFILE, "")?;
-        let most = attainable(wanted);
+        let most = attainable(Resource::RLIMIT_NOFILE, wanted);
         if most < wanted {
             let message = format!("limits.nofile is {wanted}, above the hard limit of {most} open files");
             value.fail(message, format!("write at most {most}, or raise the hard limit (LimitNOFILE= of the unit, or the container's)"));
         }
         return Some(wanted);
     }
-    let most = attainable(DEFAULT_NOFILE);
+    let most = attainable(Resource::RLIMIT_NOFILE, DEFAULT_NOFILE);
     if most < DEFAULT_NOFILE {
         let message = format!("masters get {most} open files, the hard limit, instead of the default of {DEFAULT_NOFILE}");
         reader.report_file(Problem::warning(message).remedy(format!("raise the hard limit, or set limits.nofile = {most}")));
@@ -83,11 +84,30 @@ fn nofile(reader: &Reader<'_>, section: &Section<'_>, attainable: fn(u64) -> u64
     Some(most)
 }
 
-fn limit(value: &Value<'_>) -> Option<Limit> {
-    if value.as_text() == Some("unlimited") {
-        return Some(Limit::Unlimited);
+/// Reads a size that may be off. One above the hard limit is an error, as otherwise each start would fail at it.
+fn limit(value: &Value<'_>, attainable: impl Fn(u64) -> u64) -> Option<Limit> {
+    let shown = |bytes: u64| if bytes == SpawnLimit::UNLIMITED { "\"unlimited\"".to_owned() } else { format!("{bytes} bytes") };
+    let limit = if value.as_text() == Some("unlimited") { Limit::Unlimited } else { Limit::At(value.size_bytes()?) };
+    let wanted = match limit {
+        Limit::Unlimited => SpawnLimit::UNLIMITED,
+        Limit::At(bytes) => bytes,
+    };
+    let most = attainable(wanted);
+    if most < wanted {
+        let message = format!("{} is {}, above the hard limit of {}", value.name(), shown(wanted), shown(most));
+        value.fail(message, format!("write at most {most}, in bytes, or raise the hard limit of the unit or the container"));
     }
-    value.size_bytes().map(Limit::At)
+    Some(limit)
+}
+
+fn nproc(value: &Value<'_>, attainable: Attainable) -> Option<u64> {
+    let wanted = value.number_or(1..=MAX_NPROC, "")?;
+    let most = attainable(Resource::RLIMIT_NPROC, wanted);
+    if most < wanted {
+        let message = format!("limits.nproc is {wanted}, above the hard limit of {most} processes");
+        value.fail(message, format!("write at most {most}, or raise the hard limit (LimitNPROC= of the unit, or the container's)"));
+    }
+    Some(wanted)
 }
 
 fn memory_max(value: &Value<'_>) -> Option<u64> {
@@ -288,3 +308,37 @@ const LEVELS: [(&str, LogLevel); 5] = [
 
 const FORMATS: [(&str, LogFormat); 4] =
     [("auto", LogFormat::Auto), ("text", LogFormat::Text), ("json", LogFormat::Json), ("journal", LogFormat::Journal)];
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::{Loaded, understand};
+    use crate::model::problem::Severity;
+
+    #[test]
+    fn more_open_files_than_the_hard_limit_are_an_error_only_where_they_were_asked_for() {
+        let within = |text: &str| {
+            understand(Path::new("/etc/polyfpm/php8.2.toml"), &format!("[php]\nbinary = \"/f\"\nconfig = \"/c\"\n{text}"), |_, wanted| {
+                wanted.min(20_000)
+            })
+        };
+        let Loaded { settings, problems } = within("").unwrap();
+        assert_eq!(settings.limits.nofile, Some(20_000));
+        assert_eq!(problems[0].severity, Severity::Warning);
+        assert_eq!(problems[0].message, "masters get 20000 open files, the hard limit, instead of the default of 65536");
+        let refused = within("[limits]\nnofile = 30000\n").unwrap_err();
+        assert_eq!(refused[0].message, "limits.nofile is 30000, above the hard limit of 20000 open files");
+        assert_eq!(refused[0].excerpt.as_deref(), Some("nofile = 30000"));
+        let Loaded { settings, problems } = within("[limits]\nnofile = 19000\n").unwrap();
+        assert_eq!((settings.limits.nofile, problems), (Some(19_000), Vec::new()));
+        let sizes = within("[limits]\nnofile = 64\ncore = \"unlimited\"\nnproc = 30000\nmemlock = \"64M\"\n").unwrap_err();
+        let said: Vec<&str> = sizes.iter().map(|problem| problem.message.as_str()).collect();
+        let wanted = [
+            "limits.core is \"unlimited\", above the hard limit of 20000 bytes",
+            "limits.nproc is 30000, above the hard limit of 20000 processes",
+            "limits.memlock is 67108864 bytes, above the hard limit of 20000 bytes",
+        ];
+        assert_eq!(said, wanted);
+    }
+}

