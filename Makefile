@@ -2,12 +2,13 @@
 # make test   every test, with real php-fpm and NGINX; installs what is missing
 # make lint   format, clippy, documentation
 # make soak   mixed faults at random under load: MINUTES=30 SEED=1; two minutes of it are part of make test
+# make deb    a package for Debian and Ubuntu, in target/packages (docs/packages.md)
 # make bench  php-fpm's own reload beside a rolling restart, under the same load
 
 MINUTES ?= 30
 SEED ?= 1
 
-.PHONY: run test lint soak bench setup
+.PHONY: run test lint soak bench setup deb
 
 setup:
 	@tests/setup.sh
@@ -39,3 +40,6 @@ soak: setup
 PART =
 bench: setup
 	@cargo test --quiet --profile ci --locked --test it -- --ignored --nocapture --test-threads=1 bench::$(PART)
+
+deb:
+	@packaging/build.sh deb

@@ -10,7 +10,7 @@
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod groups;
-mod keys;
+pub mod keys;
 mod locate;
 mod php;
 mod reader;
