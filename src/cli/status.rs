@@ -36,6 +36,7 @@ pub fn render(snapshot: &Snapshot, width: Option<u16>) -> String {
     if let Some(nginx) = nginx(snapshot) {
         parts.push(nginx);
     }
+    parts.extend(limits(snapshot));
     if let Some(job) = &snapshot.job {
         parts.push(super::progress::job_line(job));
     }
@@ -171,6 +172,13 @@ fn nginx(snapshot: &Snapshot) -> Option<String> {
     }
     let detail = nginx.detail.as_deref().map(|detail| format!(": {}", printable(detail))).unwrap_or_default();
     Some(format!("nginx include {}{detail}", printable(&nginx.state)))
+}
+
+/// Limits are worth lines only where one that was asked for is not held.
+fn limits(snapshot: &Snapshot) -> Option<String> {
+    let groups = snapshot.cgroups.as_ref().filter(|groups| groups.limits && !groups.lacks.is_empty())?;
+    let lines: Vec<String> = groups.lacks.iter().map(|why| format!("limit not held: {}", printable(why))).collect();
+    Some(lines.join("\n"))
 }
 
 const fn good() -> Style {

@@ -152,6 +152,17 @@ pub struct NginxView {
     pub reloads: u64,
 }
 
+/// The control groups of masters, as they were when the last one was started.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct CgroupView {
+    /// The group below which those of shards are; absent where masters have none.
+    pub base: Option<String>,
+    /// Whether the settings ask for limits by them.
+    pub limits: bool,
+    /// Why there is none, or which limit is not held.
+    pub lacks: Vec<String>,
+}
+
 /// One fleet operation under way, or the last one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobView {
@@ -190,6 +201,9 @@ pub struct Snapshot {
     pub quarantined: Vec<Quarantined>,
     /// NGINX.
     pub nginx: NginxView,
+    /// Control groups; absent before the first master and from older supervisors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroups: Option<CgroupView>,
     /// The job under way.
     pub job: Option<JobView>,
 }

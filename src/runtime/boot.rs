@@ -235,6 +235,7 @@ impl Supervisor {
             alive_due: Moment::START,
             snapshot_dirty: true,
             layout: super::pinning::LayoutBook::default(),
+            groups: super::groups::GroupBook::default(),
             written: None,
             unwritten: BTreeMap::new(),
             barred: super::barred::Barred::default(),
@@ -257,6 +258,7 @@ impl Supervisor {
         self.watch_files();
         self.recall_takeover();
         self.adoption = self.adopt_all();
+        self.sweep_groups();
         fault::point("masters adopted");
         if self.adoption != adopt::AdoptionCount::default() {
             let adopt::AdoptionCount { adopted, orphaned, refused } = self.adoption;

@@ -30,7 +30,7 @@ use crate::sys::children::{Child, Exit};
 use crate::sys::directory::Batch;
 use crate::sys::notify::{NotifyError, NotifySocket};
 use crate::sys::proc::Proc;
-use crate::sys::spawn::{Command, Output, Session, SpawnError};
+use crate::sys::spawn::{Command, Output, Session, SpawnError, SpawnStage};
 
 /// How many sockets one `FPM_SOCKETS` variable names. Source: php-src fpm_sockets.c writes 128 a variable and reads 256 variables (P7).
 const SOCKETS_PER_VARIABLE: usize = 128;
@@ -220,10 +220,23 @@ impl Supervisor {
         if let Some(cpus) = &blueprint.plan.cpus {
             command = command.cpus(cpus.clone());
         }
-        let child = self.children.spawn(&super::limits::applied(command, &self.settings.limits))?;
+        let command = super::limits::applied(command, &self.settings.limits);
+        let child = self.spawn_in_group(id, &command)?;
         fault::point("spawned");
         tracing::trace!(shard = %id.shard, gen = id.generation.0, sockets = set.len(), "master spawned");
         Ok((child, status, notify))
+    }
+
+    /// Starts a master in its control group, or outside where it cannot enter it.
+    fn spawn_in_group(&mut self, id: &MasterId, command: &Command) -> Result<Child, SpawnError> {
+        let Some(group) = self.make_group(id) else { return self.children.spawn(command) };
+        match self.children.spawn(&command.clone().cgroup(group)) {
+            Err(error) if error.stage == SpawnStage::Cgroup => {
+                self.note_outside(&error);
+                self.children.spawn(command)
+            }
+            started => started,
+        }
     }
 
     /// Starts the tasks that report a master's readiness, heartbeat and end.

@@ -14,6 +14,7 @@ pub mod draft;
 mod events;
 mod examine;
 mod fault;
+mod groups;
 mod handback;
 mod handoff;
 mod health;

@@ -63,6 +63,7 @@ impl Supervisor {
             pools,
             quarantined: self.draft.plan.quarantined.clone(),
             nginx: self.nginx.view(),
+            cgroups: Some(self.groups.view(&self.settings.limits)),
             job: self.job_view(),
         }
     }
@@ -196,6 +197,7 @@ pub(super) fn nothing_yet(settings: &crate::model::settings::Settings) -> Snapsh
         pools: Arc::default(),
         quarantined: Vec::new(),
         nginx: crate::model::snapshot::NginxView { state: "off".to_owned(), detail: None, reloads: 0 },
+        cgroups: None,
         job: None,
     }
 }

@@ -97,6 +97,7 @@ pub(super) struct Supervisor {
     /// A take-over that was asked for before every shard had started.
     pub(super) waiting_takeover: Option<(Option<String>, super::takeover::Earnest, ReplySink)>,
     pub(super) layout: super::pinning::LayoutBook,
+    pub(super) groups: super::groups::GroupBook,
     pub(super) paths: super::paths::PathBook,
     /// The upgrade under way.
     pub(super) upgrade: Option<super::upgrade::Upgrade>,
@@ -302,6 +303,9 @@ impl Supervisor {
             Target::Master if master.alive => master.signal(&self.children, number),
             Target::Master | Target::Group => self.children.signal_group(pid, number),
         };
+        if signal == Signal::Kill && to == Target::Group {
+            self.kill_group(id);
+        }
         if let Err(error) = result {
             let (name, generation) = (journal::signal_name(signal), id.generation.0);
             tracing::debug!(shard = %id.shard, gen = generation, signal = name, error = %error, "signal reached nobody");
@@ -322,6 +326,7 @@ impl Supervisor {
         {
             tracing::warn!(directory = %directory.display(), error = %error, "directory of a master was not removed");
         }
+        self.sweep_groups();
         fault::point("old master discarded");
     }
 

@@ -3,6 +3,7 @@
 pub mod acl;
 pub mod affinity;
 pub mod build;
+pub mod cgroup;
 pub mod children;
 pub mod directory;
 pub mod handoff;

@@ -13,27 +13,26 @@
 //! Sources: fork(2), signal-safety(7), sched_setaffinity(2), close_range(2).
 #![expect(unsafe_code, reason = "a closure between fork and exec, and two calls that nix does not offer in the form needed")]
 
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
-use nix::sys::resource::setrlimit;
+use nix::fcntl::OFlag;
 use nix::sys::signal::{SigSet, SigmaskHow};
-use nix::sys::stat::{Mode, umask};
-use nix::unistd::{Pid, chdir, pipe2, read, setsid, write};
+use nix::unistd::{Pid, pipe2, read};
 
 use crate::model::cpus::CpuSet;
+use child::{AFFINITY, CGROUP, ChildSide, DIRECTORY, KEEP, LIMIT, NICE, OOM_SCORE, SESSION};
 
+pub(super) use child::kernel_mask;
 pub use nix::sys::resource::Resource;
 
+mod child;
 #[cfg(test)]
 mod tests;
 
@@ -43,9 +42,6 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 /// What is taken over from our own environment, and the value used where it is not set there.
 const BASE_ENVIRONMENT: [(&str, Option<&str>); 4] =
     [("PATH", Some(DEFAULT_PATH)), ("LANG", Some("C.UTF-8")), ("LC_ALL", None), ("TZ", None)];
-
-/// The highest signal number of Linux.
-const LAST_SIGNAL: libc::c_int = 64;
 
 /// Where an output of the program goes.
 #[derive(Debug, Clone)]
@@ -119,6 +115,7 @@ pub struct Command {
     limits: Vec<(Resource, Limit)>,
     nice: Option<i32>,
     oom_score_adj: Option<i32>,
+    cgroup: Option<PathBuf>,
 }
 
 impl Command {
@@ -137,6 +134,7 @@ impl Command {
             limits: Vec::new(),
             nice: None,
             oom_score_adj: None,
+            cgroup: None,
         }
     }
 
@@ -237,6 +235,13 @@ impl Command {
         self.oom_score_adj = Some(adjustment);
         self
     }
+
+    /// Starts the program in the control group (v2) with this directory.
+    #[must_use]
+    pub fn cgroup(mut self, group: impl Into<PathBuf>) -> Self {
+        self.cgroup = Some(group.into());
+        self
+    }
 }
 
 /// Gives the variables every program gets: the search path and the language, ours where set, and our time zone.
@@ -259,6 +264,8 @@ pub enum SpawnStage {
     Fork,
     /// Starting a new session.
     Session,
+    /// Entering the control group.
+    Cgroup,
     /// Setting the out-of-memory score.
     OomScore,
     /// Binding to the CPUs.
@@ -281,6 +288,7 @@ impl fmt::Display for SpawnStage {
             Self::Prepare => "prepare the start",
             Self::Fork => "make a process",
             Self::Session => "start a session",
+            Self::Cgroup => "enter the control group",
             Self::OomScore => "set the out-of-memory score",
             Self::Affinity => "set CPU affinity",
             Self::Limit(resource) => return write!(f, "set {resource:?}"),
@@ -356,6 +364,7 @@ fn reported_stage(report: &OwnedFd, command: &Command) -> SpawnStage {
     let [step, index] = message;
     match step {
         SESSION => SpawnStage::Session,
+        CGROUP => SpawnStage::Cgroup,
         OOM_SCORE => SpawnStage::OomScore,
         AFFINITY => SpawnStage::Affinity,
         LIMIT => command.limits.get(usize::from(index)).map_or(SpawnStage::Fork, |(resource, _)| SpawnStage::Limit(*resource)),
@@ -364,131 +373,4 @@ fn reported_stage(report: &OwnedFd, command: &Command) -> SpawnStage {
         KEEP => SpawnStage::Keep,
         _ => SpawnStage::Exec,
     }
-}
-
-const SESSION: u8 = 1;
-const OOM_SCORE: u8 = 2;
-const AFFINITY: u8 = 3;
-const LIMIT: u8 = 4;
-const NICE: u8 = 5;
-const DIRECTORY: u8 = 6;
-const KEEP: u8 = 7;
-const EXEC: u8 = 8;
-
-/// A step's number, its index where it has several, and what went wrong.
-type Failure = (u8, u8, Errno);
-
-/// Everything the child needs, in the form its system calls take.
-struct ChildSide {
-    report_to: OwnedFd,
-    session: Session,
-    oom_score_adj: Option<Vec<u8>>,
-    cpu_mask: Option<Vec<libc::c_ulong>>,
-    limits: Vec<(Resource, Limit)>,
-    nice: Option<i32>,
-    directory: CString,
-    keep: Vec<Arc<OwnedFd>>,
-}
-
-impl ChildSide {
-    fn new(command: &Command, report_to: OwnedFd) -> io::Result<Self> {
-        let fits = u8::try_from(command.limits.len()).is_ok();
-        if !fits {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        Ok(Self {
-            report_to,
-            session: command.session,
-            oom_score_adj: command.oom_score_adj.map(|adjustment| adjustment.to_string().into_bytes()),
-            cpu_mask: command.cpus.as_ref().map(kernel_mask),
-            limits: command.limits.clone(),
-            nice: command.nice,
-            directory: c_string(command.directory.as_os_str())?,
-            keep: command.keep.clone(),
-        })
-    }
-
-    fn run(&self) -> io::Result<()> {
-        let outcome = self.steps();
-        let (step, index) = outcome.map_or_else(|(step, index, _)| (step, index), |()| (EXEC, 0));
-        write(&self.report_to, &[step, index])?;
-        outcome.map_err(|(_, _, errno)| errno.into())
-    }
-
-    fn steps(&self) -> Result<(), Failure> {
-        reset_signals();
-        umask(Mode::S_IWGRP | Mode::S_IWOTH);
-        if self.session == Session::New {
-            setsid().map_err(|e| (SESSION, 0, e))?;
-        }
-        if let Some(adjustment) = &self.oom_score_adj {
-            write_oom_score(adjustment).map_err(|e| (OOM_SCORE, 0, e))?;
-        }
-        if let Some(mask) = &self.cpu_mask {
-            set_affinity(mask).map_err(|e| (AFFINITY, 0, e))?;
-        }
-        for ((resource, limit), index) in self.limits.iter().zip(0_u8..) {
-            setrlimit(*resource, limit.soft, limit.hard).map_err(|e| (LIMIT, index, e))?;
-        }
-        if let Some(nice) = self.nice {
-            rustix::process::setpriority_process(None, nice).map_err(|e| (NICE, 0, Errno::from_raw(e.raw_os_error())))?;
-        }
-        chdir(self.directory.as_c_str()).map_err(|e| (DIRECTORY, 0, e))?;
-        // First all others, in case something handed us a descriptor without FD_CLOEXEC.
-        close_others_on_exec();
-        for fd in &self.keep {
-            fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty())).map_err(|e| (KEEP, 0, e))?;
-        }
-        Ok(())
-    }
-}
-
-fn c_string(text: &OsStr) -> io::Result<CString> {
-    CString::new(text.as_bytes()).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))
-}
-
-/// Gives the set as the kernel's bit mask, as long as its highest CPU needs: `cpu_set_t` ends at 1024 CPUs.
-pub(super) fn kernel_mask(cpus: &CpuSet) -> Vec<libc::c_ulong> {
-    let mut mask = Vec::new();
-    for cpu in cpus.iter() {
-        let (word, bit) = (cpu / libc::c_ulong::BITS, cpu % libc::c_ulong::BITS);
-        let word = word as usize;
-        if mask.len() <= word {
-            mask.resize(word + 1, 0);
-        }
-        if let Some(word) = mask.get_mut(word) {
-            *word |= 1 << bit;
-        }
-    }
-    mask
-}
-
-/// A program expects signals as a login gives them: none ignored, none blocked. An ignored one survives exec.
-fn reset_signals() {
-    for signal in 1..=LAST_SIGNAL {
-        // SAFETY: SIG_DFL is no function, so there is nothing that could be called wrongly. KILL, STOP and the library's own
-        // signals are refused, which is as it should be.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
-    }
-    // Cannot fail: the set and the operation are valid.
-    let _unfailing = SigSet::empty().thread_set_mask();
-}
-
-fn write_oom_score(adjustment: &[u8]) -> Result<(), Errno> {
-    let file = nix::fcntl::open(c"/proc/self/oom_score_adj", OFlag::O_WRONLY | OFlag::O_CLOEXEC, Mode::empty())?;
-    write(&file, adjustment)?;
-    Ok(())
-}
-
-fn set_affinity(mask: &[libc::c_ulong]) -> Result<(), Errno> {
-    // SAFETY: the kernel reads exactly the bytes of the slice, which lives through the call.
-    let result = unsafe { libc::sched_setaffinity(0, size_of_val(mask), mask.as_ptr().cast()) };
-    Errno::result(result).map(drop)
-}
-
-fn close_others_on_exec() {
-    // SAFETY: only flags of descriptors of this process, which is about to execute a program, are changed. The call is made by
-    // number because older C libraries have no function for it; kernels before 5.11 refuse it, and we go on: our own
-    // descriptors all have the flag already.
-    unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
 }

@@ -98,7 +98,6 @@ fn broken_settings(sandbox: &mut Sandbox) {
         ("php", "enviroment", "x".into()),
         ("shards", "cpus", vec!["0".to_owned(), "9000".to_owned()].into()),
         ("control", "group", "group-of-nobody".into()),
-        ("limits", "memory_max", "1G".into()),
         ("limits", "nofile", 256.into()),
     ] {
         sandbox.set(table, key, value);

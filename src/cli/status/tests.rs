@@ -6,7 +6,7 @@ use crate::model::ids::{Generation, GroupName, InstanceName, PoolName, ShardId};
 use crate::model::plan::Routing;
 use crate::model::pool::Quarantined;
 use crate::model::problem::Problem;
-use crate::model::snapshot::{JobView, ListenerView, NginxView};
+use crate::model::snapshot::{CgroupView, JobView, ListenerView, NginxView};
 
 fn shard(index: u16, verdict: Verdict) -> ShardView {
     let group = GroupName::new("default");
@@ -73,6 +73,7 @@ fn snapshot() -> Snapshot {
             problem: Problem::error("unknown key 'pm.max_childen'").at("/etc/php/8.2/fpm/pool.d/bad.conf", 9),
         }],
         nginx: NginxView { state: "broken".to_owned(), detail: Some("/etc/nginx/sites/a.conf:3 is not ours".to_owned()), reloads: 0 },
+        cgroups: None,
         job: Some(JobView { job: 3, verb: "restart".to_owned(), done: 1, total: 2, step: "default/2#8: waiting for readiness".to_owned() }),
     }
 }
@@ -184,4 +185,14 @@ fn paths_that_are_lost_or_were_made_again_are_named() {
     let lines = changes(Some(&before), &now);
     assert_eq!(lines.lines().count(), 2, "{lines}");
     assert_eq!(changes(Some(&now), &now), "");
+}
+
+#[test]
+fn limits_that_are_not_held_are_told_where_they_were_asked_for() {
+    let mut now = snapshot();
+    let lacks = vec!["the control group /sys/fs/cgroup is not delegated (Delegate=yes of the unit)".to_owned()];
+    now.cgroups = Some(CgroupView { base: None, limits: false, lacks });
+    assert!(!render(&now, None).contains("not held"));
+    now.cgroups.as_mut().unwrap().limits = true;
+    assert!(plain(&render(&now, None)).contains("\nlimit not held: the control group /sys/fs/cgroup is not delegated"));
 }

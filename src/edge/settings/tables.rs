@@ -60,8 +60,8 @@ pub(super) fn limits(reader: &Reader<'_>, attainable: Attainable) -> Limits {
         memlock: section.get("memlock").and_then(|value| limit(&value, |wanted| attainable(Resource::RLIMIT_MEMLOCK, wanted))),
         nice: section.number("nice", -20..=19),
         oom_score_adjust: section.number("oom_score_adjust", -1000..=1000),
-        memory_max: section.without_effect("memory_max", section.get("memory_max").and_then(|value| memory_max(&value))),
-        cpu_weight: section.without_effect("cpu_weight", section.number("cpu_weight", 1..=10_000)),
+        memory_max: section.get("memory_max").and_then(|value| memory_max(&value)),
+        cpu_weight: section.number("cpu_weight", 1..=10_000),
     }
 }
 

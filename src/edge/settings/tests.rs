@@ -348,18 +348,13 @@ upstream = "fpm_{pool}"
 fn a_key_without_effect_says_so() {
     insta::assert_snapshot!(notices(r#"[shards]
 cpus = "nginx"
-[limits]
-memory_max = "1G"
-cpu_weight = 100
 [nginx]
 balance = "affine"
 [metrics]
 listen = "[::1]:9253"
 "#), @r#"
-    note 7 `"1G"` accepted, has no effect yet: limits.memory_max => 
-    note 8 `100` accepted, has no effect yet: limits.cpu_weight => 
-    note 10 `"affine"` accepted, has no effect yet: nginx.balance => 
-    note 12 `"[::1]:9253"` accepted, has no effect yet: metrics.listen =>
+    note 7 `"affine"` accepted, has no effect yet: nginx.balance => 
+    note 9 `"[::1]:9253"` accepted, has no effect yet: metrics.listen =>
     "#);
 }
 

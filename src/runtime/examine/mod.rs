@@ -5,6 +5,7 @@
 //! and leaves nothing behind.
 
 pub(super) mod excerpts;
+mod groups;
 mod holders;
 mod host;
 mod include;
@@ -62,6 +63,7 @@ impl Examination<'_> {
         if let (Some(workshop), Some(made)) = (&workshop, &made) {
             problems.extend(host::of_warmups(settings, workshop, &made.plan));
             problems.extend(nginx.iter().flat_map(|state| include::of_names(settings, state, &made.plan)));
+            problems.extend(groups::of_limits(settings, made));
             problems.extend(holders::of_listeners(settings, &workshop.files, &made.plan));
         }
         let ours = made.as_ref().zip(workshop.as_ref()).map(|(made, workshop)| (&made.plan, &workshop.files));

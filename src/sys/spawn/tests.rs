@@ -3,6 +3,8 @@ use std::io::{Read, Seek};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+
 use super::*;
 use crate::sys::children::{Children, Exit, Subreaper};
 

@@ -4,6 +4,7 @@ mod builds;
 mod control;
 mod crash;
 mod down;
+mod groups;
 mod health;
 mod logs;
 mod pinning;

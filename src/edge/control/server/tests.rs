@@ -24,6 +24,7 @@ fn snapshot(uptime_seconds: u64) -> Arc<Snapshot> {
         pools: Arc::default(),
         quarantined: Vec::new(),
         nginx: NginxView { state: "off".to_owned(), detail: None, reloads: 0 },
+        cgroups: None,
         job: None,
     })
 }
