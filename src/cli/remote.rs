@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -13,10 +14,14 @@ use super::report::{self, Format};
 use super::status;
 use crate::edge::control::client::{ClientError, call};
 use crate::model::snapshot::Snapshot;
-use crate::model::wire::{Command, Reply};
+use crate::model::wire::{Command, ErrorCode, Reply};
 
 /// Home and "clear to the end of the screen": drawn over, a picture does not flicker.
 const REDRAW: &str = "\x1b[H\x1b[J";
+
+/// A minute, about, is waited for a reload under way: longer than it takes with a thousand pools.
+const RELOAD_LOOKS: u32 = 300;
+const RELOAD_PAUSE: Duration = Duration::from_millis(200);
 
 /// Has the supervisor at `socket` carry out `command` and prints what comes of it.
 pub fn run(socket: &Path, command: Command, format: Format) -> Exit {
@@ -46,12 +51,27 @@ async fn ask(socket: &Path, command: Command, format: Format) -> Exit {
         return answer.map_or_else(|error| unanswered(&error), |last| previewed(&last, form, format));
     }
     let mut teller = Teller::new(form);
-    let tell = |reply: &Reply| {
-        teller.tell(reply);
-        ControlFlow::Continue(())
-    };
-    let answer = call(socket, command, tell).await;
-    answer.map_or_else(|error| unanswered(&error), |last| teller.end(&last))
+    // A start is told as ready before what it kept out has been tried once more: a take-over that follows at once is to find its turn.
+    let mut looks = if matches!(command, Command::Takeover { dry_run: false, .. }) { RELOAD_LOOKS } else { 0 };
+    loop {
+        let tell = |reply: &Reply| {
+            if looks == 0 || !is_reloading(reply) {
+                teller.tell(reply);
+            }
+            ControlFlow::Continue(())
+        };
+        match call(socket, command.clone(), tell).await {
+            Ok(last) if looks > 0 && is_reloading(&last) => tokio::time::sleep(RELOAD_PAUSE).await,
+            Ok(last) => return teller.end(&last),
+            Err(error) => return unanswered(&error),
+        }
+        looks -= 1;
+    }
+}
+
+/// Tells whether the command was refused because of a reload under way.
+fn is_reloading(reply: &Reply) -> bool {
+    matches!(reply, Reply::Error { code: ErrorCode::Busy, job: Some(job), .. } if job.verb == "reload")
 }
 
 fn previewed(last: &Reply, form: Form, format: Format) -> Exit {

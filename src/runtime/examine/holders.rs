@@ -19,6 +19,9 @@ use crate::sys::proc::Proc;
 use crate::sys::sock_diag;
 use std::os::unix::fs::FileTypeExt;
 
+/// What the master of a php-fpm calls itself.
+const MASTER_TITLE: &str = "php-fpm: master process (";
+
 /// Gives the endpoints of the plan that somebody else has, with the process.
 pub(super) fn of_listeners(settings: &Settings, files: &PoolFiles, plan: &Plan) -> Vec<Problem> {
     let mut endpoints: BTreeMap<&Endpoint, &PoolName> = BTreeMap::new();
@@ -46,7 +49,12 @@ pub(super) fn of_listeners(settings: &Settings, files: &PoolFiles, plan: &Plan) 
         if holders.iter().any(ours) {
             continue;
         }
-        problems.push(at_listen(files, pool, taken(endpoint, pool, processes.first(&holders))));
+        let holder = processes.first(&holders);
+        let problem = match holder.filter(|pid| processes.proc.title(*pid).is_ok_and(|title| title.starts_with(MASTER_TITLE))) {
+            Some(master) => to_take_over(endpoint, pool, master),
+            None => taken(endpoint, pool, holder),
+        };
+        problems.push(at_listen(files, pool, problem));
     }
     problems
 }
@@ -74,6 +82,13 @@ fn listening(endpoint: &Endpoint) -> Vec<u64> {
         Endpoint::Unix(path) => sock_diag::unix_queue_by_path(path).ok().flatten().map(|found| found.inode).into_iter().collect(),
         Endpoint::Tcp(address) => tcp_listeners(*address),
     }
+}
+
+/// A php-fpm that serves the pool now is where every take-over begins: no error.
+fn to_take_over(endpoint: &Endpoint, pool: &PoolName, master: Pid) -> Problem {
+    let process = Holder::of_pid(master.as_raw());
+    let message = format!("pool '{pool}': {process} listens on {endpoint} already; the pool is kept out until it is taken over");
+    Problem::warning(message).remedy("start polyfpm, then: polyfpm takeover; no request is lost".to_owned())
 }
 
 fn taken(endpoint: &Endpoint, pool: &PoolName, holder: Option<Pid>) -> Problem {
@@ -116,7 +131,7 @@ impl Processes {
 
     /// Tells whether it is a master of this instance that outlived its supervisor and waits for the next one.
     fn is_master(&self, pid: Pid, directory: &str) -> bool {
-        self.proc.title(pid).is_ok_and(|title| title.starts_with("php-fpm: master process") && title.contains(directory))
+        self.proc.title(pid).is_ok_and(|title| title.starts_with(MASTER_TITLE) && title.contains(directory))
     }
 
     fn descends(&self, pid: Pid, ancestor: Pid) -> bool {

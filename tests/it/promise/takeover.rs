@@ -103,6 +103,26 @@ fn a_running_php_fpm_is_taken_over_and_nobody_notices() {
 }
 
 #[test]
+fn a_first_take_over_may_follow_the_start_at_once() {
+    let mut host = Sandbox::new();
+    host.pool("www", 4);
+    let mut stranger = Stranger::start(&host, &[unix(&host, "www")]);
+    host.front_at_old_paths(&["www"]);
+    let checked = host.polyfpm(&["check"]);
+    assert_eq!(checked.code, 0, "{}", checked.out);
+    assert!(checked.out.contains("the pool is kept out until it is taken over"), "{}", checked.out);
+    host.launch();
+    // The supervisor answers, tries once more what it kept out, and must not refuse the command for that.
+    eventually(Duration::from_secs(20), "the take-over is done", || {
+        let ended = host.polyfpm(&["takeover"]);
+        assert!(matches!(ended.code, 0 | 69), "{}{}", ended.out, ended.err);
+        (ended.code == 0).then_some(())
+    });
+    stranger.running.wait(Duration::from_secs(1));
+    host.stop();
+}
+
+#[test]
 fn a_dry_run_tells_every_step_and_changes_nothing() {
     let mut host = Sandbox::new();
     host.pool("www", 4);
